@@ -1,0 +1,183 @@
+#pragma once
+
+// RidgeFill: predict what the upper layers write into the KV cache (and recurrent state) from the output of the
+// lower layers, so that most prompt rows skip the upper layers
+//
+// usage:
+//
+//   llama_ridgefill * maps = llama_ridgefill_init(model, "maps.gguf", llama_ridgefill_default_params());
+//   llama_set_ridgefill(ctx, maps, llama_ridgefill_default_context_params());
+//
+//   llama_ridgefill_range ranges[LLAMA_RIDGEFILL_MAX_RANGES];
+//   int32_t n = llama_ridgefill_plan(plan_params, n_prompt, ranges, LLAMA_RIDGEFILL_MAX_RANGES);
+//   llama_ridgefill_seq_mark(ctx, seq_id, ranges, n);
+//
+//   llama_decode(ctx, batch); // splits the ubatches at the borders of the marked ranges
+//
+// nothing here changes a context that has no maps set or a sequence that has no marked rows
+
+#include "llama.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// version of this interface; a binding compares it with the one it was written for
+#define LLAMA_RIDGEFILL_API_VERSION 1
+
+#define LLAMA_RIDGEFILL_MAX_RANGES 1024
+
+struct llama_ridgefill;
+
+LLAMA_API uint32_t llama_ridgefill_api_version(void);
+
+// one line that says why the last call on this thread failed, with a hint; "" if none did
+LLAMA_API const char * llama_ridgefill_last_error(void);
+
+// identity of a model as stored in maps files: 16 hex digits each
+struct llama_ridgefill_fingerprint {
+    char vocab[17];   // over the token texts
+    char weights[17]; // over a fixed sample of bytes of the norm weights
+};
+
+LLAMA_API struct llama_ridgefill_fingerprint llama_ridgefill_model_fingerprint(const struct llama_model * model);
+
+//
+// maps
+//
+
+struct llama_ridgefill_params {
+    bool skip_fingerprint; // accept maps that were made for another model of the same shape
+};
+
+LLAMA_API struct llama_ridgefill_params llama_ridgefill_default_params(void);
+
+// load and check a maps file; every tensor is placed in the device memory of the layer that it serves
+// returns NULL on error, see llama_ridgefill_last_error
+// the maps must be freed before the model, and after every context that uses them
+LLAMA_API struct llama_ridgefill * llama_ridgefill_init(
+        struct llama_model          * model,
+        const char                  * path,
+        struct llama_ridgefill_params params);
+
+LLAMA_API void llama_ridgefill_free(struct llama_ridgefill * maps);
+
+// metadata, as for LoRA adapters
+LLAMA_API int32_t llama_ridgefill_meta_val_str         (const struct llama_ridgefill * maps, const char * key, char * buf, size_t buf_size);
+LLAMA_API int32_t llama_ridgefill_meta_count           (const struct llama_ridgefill * maps);
+LLAMA_API int32_t llama_ridgefill_meta_key_by_index    (const struct llama_ridgefill * maps, int32_t i, char * buf, size_t buf_size);
+LLAMA_API int32_t llama_ridgefill_meta_val_str_by_index(const struct llama_ridgefill * maps, int32_t i, char * buf, size_t buf_size);
+
+LLAMA_API int32_t  llama_ridgefill_n_splits(const struct llama_ridgefill * maps);
+LLAMA_API int32_t  llama_ridgefill_split   (const struct llama_ridgefill * maps, int32_t i);
+LLAMA_API size_t   llama_ridgefill_size    (const struct llama_ridgefill * maps); // bytes on all devices
+LLAMA_API uint64_t llama_ridgefill_hash    (const struct llama_ridgefill * maps); // over the file's content
+
+//
+// context
+//
+
+struct llama_ridgefill_context_params {
+    int32_t split; // which of the file's splits to use, -1 = the recommended one
+};
+
+LLAMA_API struct llama_ridgefill_context_params llama_ridgefill_default_context_params(void);
+
+// use maps in a context, NULL to stop using them
+// refuses (non-zero, see llama_ridgefill_last_error) an architecture that the graph rewrite cannot serve
+LLAMA_API int32_t llama_set_ridgefill(
+        struct llama_context                * ctx,
+        struct llama_ridgefill              * maps,
+        struct llama_ridgefill_context_params params);
+
+// the split in use, -1 if no maps are set
+LLAMA_API int32_t llama_ridgefill_ctx_split(const struct llama_context * ctx);
+
+//
+// plan: which rows of a prompt are filled
+//
+
+// positions [p0, p1)
+struct llama_ridgefill_range {
+    llama_pos p0;
+    llama_pos p1;
+};
+
+struct llama_ridgefill_plan_params {
+    int32_t sink;       // first rows that run exact
+    int32_t tail;       // last rows of the prompt that run exact
+    int32_t min_prompt; // shorter prompts run exact
+
+    const struct llama_ridgefill_range * exact; // more rows that must run exact, in any order
+    size_t                             n_exact;
+};
+
+// the maps file's recommended settings, built-in ones where the file has none
+LLAMA_API struct llama_ridgefill_plan_params llama_ridgefill_default_plan_params(const struct llama_ridgefill * maps);
+
+// write the ranges to fill, ascending and disjoint
+// returns their number, 0 if all runs exact, -1 on bad parameters or if they do not fit
+LLAMA_API int32_t llama_ridgefill_plan(
+        struct llama_ridgefill_plan_params params,
+        int32_t                            n_prompt,
+        struct llama_ridgefill_range     * ranges,
+        int32_t                            n_max);
+
+// rows of a sequence that llama_decode fills from now on, n = 0: none
+// replaces the earlier ranges; must be ascending and disjoint
+LLAMA_API int32_t llama_ridgefill_seq_mark(
+        struct llama_context               * ctx,
+        llama_seq_id                         seq_id,
+        const struct llama_ridgefill_range * ranges,
+        int32_t                              n);
+
+// the number of leading positions of a cached sequence, at most n_past, that a prompt whose rows in `ranges` may be
+// filled can keep: cells that were filled where the new prompt asks for exact rows end the reusable prefix
+// n = 0 asks for an exact prompt
+LLAMA_API llama_pos llama_ridgefill_seq_reusable(
+        const struct llama_context         * ctx,
+        llama_seq_id                         seq_id,
+        const struct llama_ridgefill_range * ranges,
+        int32_t                              n,
+        llama_pos                            n_past);
+
+// number of filled cells of a sequence in [p0, p1), p1 < 0: to the end
+LLAMA_API int32_t llama_ridgefill_seq_n_filled(const struct llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+
+struct llama_ridgefill_counters {
+    int64_t n_exact;        // rows
+    int64_t n_filled;       // rows
+    int64_t n_selected;     // rows
+    int64_t n_healed;       // rows
+    int64_t n_ubatch_exact;
+    int64_t n_ubatch_filled;
+    int64_t t_exact_us;     // wall time, complete only on backends that compute synchronously
+    int64_t t_filled_us;
+};
+
+LLAMA_API struct llama_ridgefill_counters llama_ridgefill_get_counters  (const struct llama_context * ctx);
+LLAMA_API void                            llama_ridgefill_reset_counters(struct llama_context * ctx);
+
+//
+// calibration: values that maps are fitted on and predict
+//
+// a site is a named value in the graph of one layer:
+//   blk.<l>.input          the input of layer l
+//   blk.<l>.attn_k, ...    a projection that feeds a memory write of layer l, named like its weight
+//
+
+// record the sites of layers [layer_first, n_layer) in every llama_decode from now on; -1 stops
+// a captured batch must fit one ubatch and hold one sequence
+LLAMA_API int32_t llama_ridgefill_capture(struct llama_context * ctx, int32_t layer_first);
+
+LLAMA_API int32_t      llama_ridgefill_n_sites   (const struct llama_context * ctx);
+LLAMA_API const char * llama_ridgefill_site_name (const struct llama_context * ctx, int32_t i);
+LLAMA_API int32_t      llama_ridgefill_site_layer(const struct llama_context * ctx, int32_t i);
+LLAMA_API int32_t      llama_ridgefill_site_width(const struct llama_context * ctx, int32_t i);
+
+// F32 [n_tokens of the last decode][width], owned by the context and valid until the next decode; NULL if none
+LLAMA_API const float * llama_ridgefill_site_data(struct llama_context * ctx, int32_t i);
+
+#ifdef __cplusplus
+}
+#endif
