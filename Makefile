@@ -21,6 +21,12 @@ MODELS := $(BUILD)/models
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check --quiet
 
+# a list in pyproject.toml, as quoted arguments
+requirements = $$($(PY) -c "import sys, tomllib; \
+	t = tomllib.load(open('pyproject.toml', 'rb')); \
+	[t := t[key] for key in sys.argv[1:]]; \
+	print(*t)" $(1))
+
 PIN_ARCHIVE := $(ENGINE)/download/$(shell sed -n 's/^archive *= *//p' llama.cpp/PIN)
 
 ENGINE_FILES := CMakeLists.txt pyproject.toml llama.cpp/PIN \
@@ -45,8 +51,12 @@ $(PIN_ARCHIVE): llama.cpp/PIN | $(VENV)/.created
 
 # the bindings alone: LLAMA_BUILD=OFF leaves llama.cpp out, which is compiled once, below
 $(VENV)/.bindings: $(PIN_ARCHIVE)
-	$(PIP) install 'scikit-build-core>=1.0,<2'
+	$(PIP) install $(call requirements,build-system requires)
 	CMAKE_ARGS=-DLLAMA_BUILD=OFF $(PIP) install --no-build-isolation $(PIN_ARCHIVE)
+	touch $@
+
+$(VENV)/.dependencies: $(VENV)/.bindings pyproject.toml
+	$(PIP) install $(call requirements,project dependencies) $(call requirements,project optional-dependencies dev)
 	touch $@
 
 #
@@ -58,9 +68,9 @@ $(BUILD)/.cmake-args: FORCE
 	@mkdir -p $(BUILD)
 	@echo '$(CMAKE_ARGS)' | cmp -s - $@ || echo '$(CMAKE_ARGS)' > $@
 
-$(VENV)/.package: $(VENV)/.bindings $(ENGINE_FILES) $(BUILD)/.cmake-args
-	CMAKE_ARGS='$(CMAKE_ARGS)' RIDGEFILL_ARCHIVE=$(abspath $(PIN_ARCHIVE)) $(PY) -m pip --disable-pip-version-check install \
-		--no-build-isolation --editable '.[dev]' \
+$(VENV)/.package: $(VENV)/.dependencies $(ENGINE_FILES) $(BUILD)/.cmake-args
+	CMAKE_ARGS='$(CMAKE_ARGS)' RIDGEFILL_ARCHIVE=$(abspath $(PIN_ARCHIVE)) $(PY) -m pip --disable-pip-version-check \
+		--verbose install --no-build-isolation --no-deps --editable . \
 		-C cmake.define.RIDGEFILL_BUILD_TESTS=ON -C cmake.define.RIDGEFILL_STOCK_TWIN=ON
 	touch $@
 

@@ -75,10 +75,12 @@ else()
     set(origin "$ORIGIN")
 endif()
 
-# a wheel holds no symbolic links, so a library has one name, which is also its soname
+# a wheel holds no symbolic links, so a library has one name, which is also its soname;
+# headers are installed by name below
 foreach(lib IN LISTS ridgefill_libs)
-    set_property(TARGET ${lib} PROPERTY VERSION)
-    set_property(TARGET ${lib} PROPERTY SOVERSION)
+    foreach(property VERSION SOVERSION PUBLIC_HEADER PRIVATE_HEADER)
+        set_property(TARGET ${lib} PROPERTY ${property})
+    endforeach()
     set_property(TARGET ${lib} PROPERTY INSTALL_RPATH "${origin}")
 endforeach()
 set_target_properties(${RIDGEFILL_PROGRAMS} PROPERTIES INSTALL_RPATH "${origin}/../lib")
@@ -93,11 +95,10 @@ add_dependencies(ridgefill ${ridgefill_libs} ${RIDGEFILL_PROGRAMS})
 install(TARGETS ${ridgefill_libs} ${RIDGEFILL_PROGRAMS}
     RUNTIME DESTINATION bin COMPONENT ridgefill
     LIBRARY DESTINATION lib COMPONENT ridgefill
-    ARCHIVE DESTINATION lib COMPONENT ridgefill
-    PUBLIC_HEADER DESTINATION include COMPONENT ridgefill
-    PRIVATE_HEADER DESTINATION include COMPONENT ridgefill)
+    ARCHIVE DESTINATION lib COMPONENT ridgefill)
 
-file(GLOB headers "${engine_dir}/src/ggml/include/*.h")
-install(FILES ${headers} "${engine_dir}/src/include/llama.h" "${engine_dir}/src/include/llama-ridgefill.h"
+file(GLOB headers "${engine_dir}/src/ggml/include/*.h" "${engine_dir}/src/include/*.h")
+install(FILES ${headers}
     DESTINATION include COMPONENT ridgefill)
 install(FILES "${engine_dir}/src/LICENSE" DESTINATION licenses/llama.cpp COMPONENT ridgefill)
+install(DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}/gguf_maps" DESTINATION . COMPONENT ridgefill)
