@@ -3,6 +3,9 @@
 Importing this module loads the native library; modules that only compute import it inside their functions.
 """
 
+# the functions below are declarations
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 import ctypes
@@ -329,12 +332,12 @@ def llama_ridgefill_reset_counters(ctx: int, /) -> None: ...
 # // a captured batch must fit one ubatch and hold one sequence
 # LLAMA_API int32_t llama_ridgefill_capture(struct llama_context * ctx, int32_t layer_first);
 @_function("llama_ridgefill_capture", [llama_cpp.llama_context_p_ctypes, ctypes.c_int32], ctypes.c_int32)
-def llama_ridgefill_capture(ctx: int, layer_first: int, /) -> int: ...
+def llama_ridgefill_capture(ctx: Any, layer_first: int, /) -> int: ...
 
 
 # LLAMA_API int32_t llama_ridgefill_n_sites(const struct llama_context * ctx);
 @_function("llama_ridgefill_n_sites", [llama_cpp.llama_context_p_ctypes], ctypes.c_int32)
-def llama_ridgefill_n_sites(ctx: int, /) -> int: ...
+def llama_ridgefill_n_sites(ctx: Any, /) -> int: ...
 
 
 # LLAMA_API const char * llama_ridgefill_site_name(const struct llama_context * ctx, int32_t i);

@@ -10,7 +10,8 @@ import numpy as np
 from pyridgefill.errors import StatisticsError
 from pyridgefill.maps.model import Calibration, MapSet, Recommended, Site, SiteMap, Split, Target
 from pyridgefill.ridge import RidgeProblem, r_squared
-from pyridgefill.statistics import SplitStatistics, Statistics
+from pyridgefill.statistics import Statistics
+from pyridgefill.sums import SplitStatistics
 
 DEFAULT_RECOMMENDED = Recommended(sink=4, tail=256, min_prompt=1024)
 

@@ -12,12 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 
-from pyridgefill.statistics import Sums
-
-Array = npt.NDArray[np.float64]
+from pyridgefill.sums import Array, Sums
 
 # candidates for λ in units of the mean eigenvalue of G, so that they do not depend on the scale of the features
 DAMPING_GRID: Array = np.logspace(-8, 1, 28)
@@ -121,7 +118,7 @@ class RidgeProblem:
     def _centred_gram(self, sums: Sums) -> Array:
         mean = self._mean_x
         cross = np.outer(sums.x, mean)
-        return symmetric(sums.xx) - cross - cross.T + sums.rows * np.outer(mean, mean)
+        return np.asarray(symmetric(sums.xx) - cross - cross.T + sums.rows * np.outer(mean, mean))
 
     def _centred_cross(self, sums: Sums, columns: slice) -> Array:
         mean_x, mean_y = self._mean_x, self._mean_y[columns]

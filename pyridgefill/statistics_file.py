@@ -15,7 +15,8 @@ from pyridgefill.errors import StatisticsError
 from pyridgefill.files import replacing
 from pyridgefill.maps.base import BaseModel
 from pyridgefill.maps.model import Site
-from pyridgefill.statistics import LeftOut, NormHistogram, Settings, SplitStatistics, Statistics, Sums
+from pyridgefill.statistics import Statistics
+from pyridgefill.sums import LeftOut, NormHistogram, Settings, SplitStatistics, Sums
 
 FORMAT_VERSION = 1
 
