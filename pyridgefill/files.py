@@ -1,0 +1,37 @@
+"""Output files that carry their final name only when they are complete."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyridgefill.errors import RidgeFillError
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a new file's name beside `path`; rename it to `path` if the block succeeds, else delete it.
+
+    Raises
+    ------
+    RidgeFillError
+        If the folder does not exist, or the file cannot be written (no space, no permission).
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise RidgeFillError(f"{target}: the folder {target.parent} does not exist", "create it first")
+    temporary = target.parent / f".{secrets.token_hex(8)}.partial"
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        hint = "check space and permissions of the folder"
+        raise RidgeFillError(f"{target}: cannot write: {reason}", hint) from error
+    finally:
+        temporary.unlink(missing_ok=True)

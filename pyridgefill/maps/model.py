@@ -1,0 +1,209 @@
+"""What a maps file holds, as dataclasses, and the checks that reader and writer share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pyridgefill.errors import MapsError
+from pyridgefill.maps.base import BaseModel
+
+Target = Literal["proj", "input"]
+FeatureNorm = Literal["rms", "none"]
+
+TARGETS: tuple[Target, ...] = ("proj", "input")
+FEATURE_NORMS: tuple[FeatureNorm, ...] = ("rms", "none")
+
+# ggml keeps names in 64 bytes, the last one is zero
+MAX_NAME_BYTES = 63
+
+
+class RowSource(Protocol):
+    """A matrix or vector that is read by rows: a numpy array, a memory map, a tensor in a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]: ...
+
+
+@dataclass(frozen=True)
+class Site:
+    """A named value of a layer that a map predicts, for example `attn_k` of layer 21, 192 values wide."""
+
+    layer: int
+    name: str
+    width: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of the file: maps serve the layers above `layer`; `rank` is 0 for full-rank maps."""
+
+    layer: int
+    target: Target
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class SiteMap:
+    """The map of one site: `weight @ x + bias`, or `weight_b @ (weight_a @ x) + bias`.
+
+    Attributes
+    ----------
+    weight
+        `[width, embedding_length]`, or None for a low-rank map.
+    weight_a, weight_b
+        `[rank, embedding_length]` and `[width, rank]`, or None.
+    bias
+        `[width]` or None.
+    damping
+        The ridge parameter λ, in units of the Gram matrix of the (centred) features.
+    r2, condition
+        R² on held-out text and condition number of the damped Gram matrix; NaN if not measured.
+    solver
+        `cholesky`, `eigh`, or the name of a baseline.
+    """
+
+    split: int
+    layer: int
+    site: str
+    weight: RowSource | None = None
+    weight_a: RowSource | None = None
+    weight_b: RowSource | None = None
+    bias: RowSource | None = None
+    damping: float = 0.0
+    r2: float = float("nan")
+    condition: float = float("nan")
+    solver: str = "given"
+
+    @property
+    def name(self) -> str:
+        """The entry in `ridgefill.map.names`: `<split>.blk.<l>.<site>`."""
+        return f"{self.split}.blk.{self.layer}.{self.site}"
+
+    def tensors(self) -> dict[str, RowSource]:
+        """The map's tensors under their names in the file, in file order."""
+        parts = {"weight": self.weight, "weight_a": self.weight_a, "weight_b": self.weight_b, "bias": self.bias}
+        return {f"ridgefill.{self.name}.{part}": source for part, source in parts.items() if source is not None}
+
+
+@dataclass(frozen=True)
+class Recommended:
+    """Settings that were good in calibration; None where the file says nothing."""
+
+    split: int | None = None
+    sink: int | None = None
+    tail: int | None = None
+    min_prompt: int | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Where the maps come from: rows used by the fit, corpus names, rows that were left out."""
+
+    tokens: int = 0
+    corpora: tuple[str, ...] = ()
+    rows_massive: int = 0
+    rows_nonfinite: int = 0
+
+
+@dataclass(frozen=True)
+class MapSet:
+    """All maps of one file. `validate` checks what can be checked without the model's graph."""
+
+    base: BaseModel
+    splits: tuple[Split, ...]
+    maps: tuple[SiteMap, ...]
+    feature_norm: FeatureNorm = "none"
+    feature_norm_eps: float = 1e-6
+    recommended: Recommended = field(default_factory=Recommended)
+    calibration: Calibration = field(default_factory=Calibration)
+
+    def validate(self) -> None:
+        """Check splits, layers, names, ranks and shapes.
+
+        Raises
+        ------
+        MapsError
+            Names the key or tensor, what was expected and what was found.
+        """
+        self._validate_metadata()
+        splits = {split.layer: split for split in self.splits}
+        seen: set[str] = set()
+        for item in self.maps:
+            if item.name in seen:
+                raise MapsError(f"map {item.name}: given twice", "give each site of a layer one map")
+            seen.add(item.name)
+            if item.split not in splits:
+                raise MapsError(f"map {item.name}: split {item.split} is not in ridgefill.splits {sorted(splits)}")
+            _validate_map(item, splits[item.split], self.base)
+        for split in self.splits:
+            if not any(item.split == split.layer for item in self.maps):
+                raise MapsError(f"split {split.layer}: no maps, expected maps for the layers above it")
+
+    def _validate_metadata(self) -> None:
+        layers = [split.layer for split in self.splits]
+        if not layers or layers != sorted(set(layers)):
+            raise MapsError(f"ridgefill.splits: expected ascending layers, found {layers}")
+        for split in self.splits:
+            if not 0 <= split.layer < self.base.block_count - 1:
+                raise MapsError(
+                    f"ridgefill.splits: expected 0 to {self.base.block_count - 2}, found {split.layer}",
+                    "at least one layer must be above the split",
+                )
+            if split.target not in TARGETS:
+                raise MapsError(f"ridgefill.targets: expected one of {TARGETS}, found {split.target!r}")
+            if split.rank < 0:
+                raise MapsError(f"ridgefill.ranks: expected 0 or more, found {split.rank}")
+        if self.feature_norm not in FEATURE_NORMS:
+            raise MapsError(f"ridgefill.feature_norm: expected one of {FEATURE_NORMS}, found {self.feature_norm!r}")
+        if self.feature_norm == "rms" and not 0 <= self.feature_norm_eps < np.inf:
+            raise MapsError(f"ridgefill.feature_norm_eps: expected 0 or more, found {self.feature_norm_eps}")
+        if self.recommended.split is not None and self.recommended.split not in layers:
+            raise MapsError(f"ridgefill.recommended.split: expected one of {layers}, found {self.recommended.split}")
+        for key in ("sink", "tail", "min_prompt"):
+            value = getattr(self.recommended, key)
+            if value is not None and value < 0:
+                raise MapsError(f"ridgefill.recommended.{key}: expected 0 or more, found {value}")
+
+
+def _validate_map(item: SiteMap, split: Split, base: BaseModel) -> None:
+    if not split.layer < item.layer < base.block_count:
+        raise MapsError(
+            f"map {item.name}: layer {item.layer}, expected {split.layer + 1} to {base.block_count - 1}",
+            "maps serve the layers above their split",
+        )
+    if (item.site == "input") != (split.target == "input") or not re.fullmatch(r"[A-Za-z0-9_.]+", item.site):
+        raise MapsError(f"map {item.name}: site {item.site!r} does not fit target {split.target!r}")
+    tensors = {name.rsplit(".", 1)[1]: source for name, source in item.tensors().items()}
+    required = {"weight_a", "weight_b"} if split.rank else {"weight"}
+    if tensors.keys() - {"bias"} != required:
+        raise MapsError(f"map {item.name}: rank {split.rank} expects {sorted(required)}, found {sorted(tensors)}")
+    width = tensors["weight_b" if split.rank else "weight"].shape[0]
+    if item.site == "input":
+        width = base.embedding_length
+    expected = {
+        "weight": (width, base.embedding_length),
+        "weight_a": (split.rank, base.embedding_length),
+        "weight_b": (width, split.rank),
+        "bias": (width,),
+    }
+    for name, source in item.tensors().items():
+        shape = expected[name.rsplit(".", 1)[1]]
+        if tuple(source.shape) != shape:
+            raise MapsError(
+                f"tensor {name}: expected shape {_gguf_shape(shape)}, found {_gguf_shape(source.shape)}",
+                "shapes are printed as GGUF stores them, columns first",
+            )
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise MapsError(f"tensor {name}: name has {len(name.encode())} bytes, at most {MAX_NAME_BYTES} fit")
+
+
+def _gguf_shape(shape: Iterable[int]) -> list[int]:
+    return [int(size) for size in reversed(tuple(shape))]
