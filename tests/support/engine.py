@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support import capi
+from support.options import ContextOptions
 
 GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 
@@ -30,18 +30,6 @@ def _keep(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
 
 llama_cpp.llama_log_set(_keep, None)
 llama_cpp.llama_backend_init()
-
-
-@dataclass(frozen=True)
-class ContextOptions:
-    n_ctx: int = 2048
-    n_batch: int = 64
-    n_ubatch: int = 32
-    n_seq_max: int = 1
-    cache_type: str = "f16"
-    flash_attn: bool = False
-    kv_unified: bool = False
-    swa_full: bool = False
 
 
 class Model:
@@ -88,11 +76,12 @@ class Context:
         params.n_batch = options.n_batch
         params.n_ubatch = options.n_ubatch
         params.n_seq_max = options.n_seq_max
-        params.type_k = params.type_v = GGML_TYPES[options.cache_type]
+        params.type_k = GGML_TYPES[options.type_k]
+        params.type_v = GGML_TYPES[options.type_v]
         params.flash_attn_type = 1 if options.flash_attn else 0
         params.kv_unified = options.kv_unified
         params.swa_full = options.swa_full
-        params.n_threads = params.n_threads_batch = 2
+        params.n_threads = params.n_threads_batch = options.n_threads
         handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not handle:
             raise RuntimeError(f"no context for {model.path} with {options}: {''.join(log)[-500:]}")
@@ -220,6 +209,14 @@ class Context:
     def n_filled(self, seq: int, p0: int = 0, p1: int = -1) -> int:
         return int(capi.llama_ridgefill_seq_n_filled(self.handle, seq, p0, p1))
 
+    def plan(self, n_prompt: int, sink: int, tail: int, min_prompt: int = 0) -> list[tuple[int, int]]:
+        """The rows of a prompt to fill."""
+        out = capi.ranges([(0, 0)] * 64)
+        n = capi.llama_ridgefill_plan(capi.PlanParams(sink, tail, min_prompt, None, 0), n_prompt, out, 64)
+        if n < 0:
+            raise capi.RidgeFillError(capi.last_error())
+        return [(r.p0, r.p1) for r in out[:n]]
+
     def reusable(self, seq: int, n_past: int, *ranges: tuple[int, int]) -> int:
         return int(capi.llama_ridgefill_seq_reusable(self.handle, seq, capi.ranges(ranges), len(ranges), n_past))
 
@@ -263,7 +260,3 @@ def _interleave(prompts: Mapping[int, Sequence[int]], n_batch: int) -> Iterator[
             batch += [(seq, i) for i in range(done[seq], done[seq] + n)]
             done[seq] += n
         yield batch
-
-
-def tokens(n: int, seed: int = 0, n_vocab: int = 256) -> list[int]:
-    return [int(t) for t in np.random.default_rng(seed).integers(0, n_vocab, n)]
