@@ -82,7 +82,8 @@ class Fill:
 
 def to_native(ranges: Sequence[tuple[int, int]]) -> ctypes.Array[_native.llama_ridgefill_range]:
     """A C array of ranges."""
-    return (_native.llama_ridgefill_range * max(1, len(ranges)))(*ranges)
+    structs = [_native.llama_ridgefill_range(*span) for span in ranges]
+    return (_native.llama_ridgefill_range * max(1, len(structs)))(*structs)
 
 
 def mark(context: Any, sequence: int, ranges: Sequence[tuple[int, int]]) -> None:

@@ -19,7 +19,7 @@ from llama_cpp._internals import LlamaBatch  # noqa: E402
 from pyridgefill import fill  # noqa: E402
 
 
-class _Batch(LlamaBatch):  # type: ignore[misc]
+class _Batch(LlamaBatch):
     """A batch that asks for no logits of filled rows, which have none."""
 
     filled: Sequence[tuple[int, int]] = ()
@@ -31,7 +31,7 @@ class _Batch(LlamaBatch):  # type: ignore[misc]
             self.batch.logits[len(batch) - 1] = False
 
 
-class Llama(_Llama):  # type: ignore[misc]
+class Llama(_Llama):
     """A model whose long prompts are prefilled with RidgeFill.
 
     Everything is as in `llama_cpp.Llama`; calls reuse the cached prefix of an earlier one only where it holds what
@@ -61,6 +61,7 @@ class Llama(_Llama):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         self._fill: fill.Fill | None = None
+        self._batch: Any
         self._exact = False
         self._ridgefill = ridgefill
         self.fill_stats: fill.FillStats | None = None
@@ -99,13 +100,14 @@ class Llama(_Llama):  # type: ignore[misc]
         """See `llama_cpp.Llama.generate`; the prompt is filled unless `reset` is False or `exact` is in force."""
         tokens = list(tokens)
         if self._fill is None:
-            yield from super().generate(tokens, *args, reset=reset, **kwargs)
+            yield from super().generate(tokens, *args, reset=reset, **kwargs)  # type: ignore[misc]
             return
         ranges = self._fill.plan(len(tokens)) if reset and not self._exact else []
         if reset:
             self._drop_unusable(tokens, ranges)
         self._mark(ranges)
-        yield from self._counted(super().generate(tokens, *args, reset=reset, **kwargs), len(tokens))
+        generated = super().generate(tokens, *args, reset=reset, **kwargs)  # type: ignore[misc]
+        yield from self._counted(generated, len(tokens))
 
     def _counted(self, tokens: Generator[int, Sequence[int] | None, None], n_prompt: int) -> Generator[int, Any, None]:
         """Pass tokens on; what was computed until the first one belongs to the prompt."""
@@ -133,7 +135,7 @@ class Llama(_Llama):  # type: ignore[misc]
 
     def _drop_unusable(self, tokens: list[int], ranges: Sequence[tuple[int, int]]) -> None:
         """Remove cached cells from the first one on that the prompt cannot keep."""
-        prefix = self.longest_token_prefix(self._input_ids, tokens)
+        prefix = self.longest_token_prefix(self._input_ids.tolist(), tokens)
         keep = fill.reusable(self._ctx.ctx, 0, ranges, prefix)
         if keep == prefix:
             return

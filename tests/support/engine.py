@@ -153,10 +153,8 @@ class Context:
             for (seq, _), want in zip(rows, wanted):
                 if want:
                     logits[seq].append(next(got))
-        return {
-            seq: np.stack(rows) if rows else np.empty((0, self.model.n_vocab), np.float32)
-            for seq, rows in logits.items()
-        }
+        return {seq: np.stack(rows) if rows else np.empty((0, self.model.n_vocab), np.float32)
+                for seq, rows in logits.items()}
 
     # memory
 
