@@ -146,7 +146,11 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
 //
 
 int32_t llama_context::set_ridgefill(llama_ridgefill * maps, int32_t split) {
+    // graphs that use other maps must not be taken for graphs that use these
+    sched_need_reserve = true;
+
     if (!maps) {
+        synchronize();
         cparams.ridgefill.maps  = nullptr;
         cparams.ridgefill.split = -1;
         if (memory) {
