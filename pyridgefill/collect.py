@@ -15,6 +15,7 @@ from pyridgefill.chunks import ChatFormatter, Chunk, Chunker, Digest
 from pyridgefill.corpus import Corpus, interleave
 from pyridgefill.engine import CaptureEngine
 from pyridgefill.errors import CorpusError, StatisticsError
+from pyridgefill.files import check_folder
 from pyridgefill.maps.base import read_base_model
 from pyridgefill.maps.model import TARGETS, Site, Target
 from pyridgefill.statistics import Statistics, estimate_bytes
@@ -61,11 +62,11 @@ class CollectOptions:
 
 @dataclass(frozen=True)
 class Progress:
-    """State of a run, for display: tokens done, tokens wanted (None: unknown), seconds since the start."""
+    """State of a run, for display: tokens done, tokens wanted (None: unknown), tokens per second of this run."""
 
     tokens: int
     total: int | None
-    seconds: float
+    rate: float
 
 
 @dataclass
@@ -120,6 +121,9 @@ def collect(
     RidgeFillError
         With a hint, for a bad model, corpus, option or checkpoint.
     """
+    check_folder(Path(output))
+    for corpus in corpora:
+        corpus.check()
     base = read_base_model(model_path)
     for split in options.splits:
         if not 0 <= split < base.block_count - 1:
@@ -189,7 +193,8 @@ def _stream(
     on_progress: Callable[[Progress], None],
 ) -> None:
     digest = Digest()
-    started, saved = time.monotonic(), time.monotonic()
+    started = saved = time.monotonic()
+    before = run.tokens
     for chunk in chunks:
         if options.tokens is not None and run.tokens >= options.tokens:
             return
@@ -214,7 +219,8 @@ def _stream(
             run.rows = position + n_rows
             run.tokens += n_rows
             statistics.provenance["tokens"] = run.tokens
-            on_progress(Progress(run.tokens, options.tokens, time.monotonic() - started))
+            seconds = max(time.monotonic() - started, 1e-9)
+            on_progress(Progress(run.tokens, options.tokens, (run.tokens - before) / seconds))
             if run.interrupted and run.rows < len(chunk.tokens):
                 return
         run.chunks, run.rows = chunk.index + 1, 0

@@ -63,6 +63,12 @@ class Corpus:
         """What maps files store: no path."""
         return Path(self.source).name
 
+    def check(self) -> None:
+        """Raise a CorpusError if the source does not exist, before anything costly is done."""
+        if self.source not in BUILTIN and not Path(self.source).is_file():
+            names = ", ".join(BUILTIN)
+            raise CorpusError(f"{self.source}: no such file", f"give a text file, a .jsonl file, or one of {names}")
+
     def documents(self) -> Iterator[Document]:
         """Stream the documents.
 
@@ -76,10 +82,8 @@ class Corpus:
                 for piece in _pieces([_normalise(text)], self.document_chars):
                     yield Document(source, piece)
             return
+        self.check()
         path = Path(self.source)
-        if not path.is_file():
-            names = ", ".join(BUILTIN)
-            raise CorpusError(f"{path}: no such file", f"give a text file, a .jsonl file, or one of {names}")
         stream = _chats(path, self.errors) if path.suffix == ".jsonl" else self._texts(path)
         empty = True
         for document in stream:
