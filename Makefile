@@ -1,0 +1,118 @@
+# Every target sets up what it needs under build/: a virtual environment, the engine, the models.
+#
+#   make demo          calibrate a small model, start the server, measure
+#   make serve         start the server with the demo's model and maps
+#   make test          unit, C++ and server tests
+#   make lint          ruff and mypy
+#   make build         the package with the engine, in build/venv
+#   make wheel         a wheel in dist/
+#   make bench-models  the larger model that benchmarks use
+#   make clean         remove build/ and dist/
+#
+# CMAKE_ARGS="-DGGML_CUDA=ON ..." passes options to llama.cpp.
+
+PYTHON     ?= python3
+CMAKE_ARGS ?=
+
+BUILD  := build
+VENV   := $(BUILD)/venv
+ENGINE := $(BUILD)/engine
+MODELS := $(BUILD)/models
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check --quiet
+
+# a list in pyproject.toml, as quoted arguments
+requirements = $$($(PY) -c "import sys, tomllib; \
+	t = tomllib.load(open('pyproject.toml', 'rb')); \
+	[t := t[key] for key in sys.argv[1:]]; \
+	print(*t)" $(1))
+
+PIN_ARCHIVE := $(ENGINE)/download/$(shell sed -n 's/^archive *= *//p' llama.cpp/PIN)
+
+ENGINE_FILES := CMakeLists.txt pyproject.toml llama.cpp/PIN \
+	$(wildcard cmake/*.cmake) $(wildcard llama.cpp/patches/*.patch) $(shell find llama.cpp/overlay -type f)
+
+.PHONY: all build demo serve test lint wheel models bench-models clean FORCE
+.DELETE_ON_ERROR:
+
+all: build
+
+#
+# environment
+#
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(PIN_ARCHIVE): llama.cpp/PIN | $(VENV)/.created
+	cmake -DROOT=llama.cpp -DDIR=$(ENGINE) -DRIDGEFILL_PYTHON=$(abspath $(PY)) -DDOWNLOAD_ONLY=ON -P cmake/prepare-source.cmake
+	touch $@
+
+# the bindings alone: LLAMA_BUILD=OFF leaves llama.cpp out, which is compiled once, below
+$(VENV)/.bindings: $(PIN_ARCHIVE)
+	$(PIP) install $(call requirements,build-system requires)
+	CMAKE_ARGS=-DLLAMA_BUILD=OFF $(PIP) install --no-build-isolation $(PIN_ARCHIVE)
+	touch $@
+
+$(VENV)/.dependencies: $(VENV)/.bindings pyproject.toml
+	$(PIP) install $(call requirements,project dependencies) $(call requirements,project optional-dependencies dev)
+	touch $@
+
+#
+# package and engine
+#
+
+# changes when CMAKE_ARGS does
+$(BUILD)/.cmake-args: FORCE
+	@mkdir -p $(BUILD)
+	@echo '$(CMAKE_ARGS)' | cmp -s - $@ || echo '$(CMAKE_ARGS)' > $@
+
+$(VENV)/.package: $(VENV)/.dependencies $(ENGINE_FILES) $(BUILD)/.cmake-args
+	CMAKE_ARGS='$(CMAKE_ARGS)' RIDGEFILL_ARCHIVE=$(abspath $(PIN_ARCHIVE)) $(PY) -m pip --disable-pip-version-check \
+		--verbose install --no-build-isolation --no-deps --editable . \
+		-C cmake.define.RIDGEFILL_BUILD_TESTS=ON -C cmake.define.RIDGEFILL_STOCK_TWIN=ON
+	touch $@
+
+build: $(VENV)/.package
+
+wheel: $(VENV)/.package
+	CMAKE_ARGS='$(CMAKE_ARGS)' RIDGEFILL_ARCHIVE=$(abspath $(PIN_ARCHIVE)) $(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+#
+# models
+#
+
+$(MODELS)/%.gguf: | $(VENV)/.package
+	$(PY) -m pyridgefill.models $* --output $@
+
+models: $(MODELS)/smollm2.gguf
+
+bench-models: models $(MODELS)/qwen2.5-coder-0.5b.gguf
+
+#
+# use
+#
+
+demo: $(VENV)/.package $(MODELS)/smollm2.gguf
+	$(PY) -m pyridgefill.demo
+
+serve: $(VENV)/.package $(MODELS)/smollm2.gguf
+	$(PY) -m pyridgefill.demo --serve
+
+#
+# checks
+#
+
+test: $(VENV)/.package $(MODELS)/smollm2.gguf
+	cmake --build $(ENGINE)/build --target ridgefill-tests ridgefill-stock
+	ctest --test-dir $(ENGINE)/build --output-on-failure
+	RIDGEFILL_ENGINE=$(abspath $(ENGINE))/build RIDGEFILL_MODELS=$(abspath $(MODELS)) $(PY) -m pytest
+
+lint: $(VENV)/.package
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+clean:
+	rm -rf $(BUILD) dist
