@@ -44,6 +44,11 @@ def stock_library() -> Path:
     return _find("RIDGEFILL_STOCK_LIB_PATH", "libllama.so", [_BUILD / "stock"], "the unpatched library")
 
 
+def programs() -> Path:
+    """Folder of llama-server and the other programs."""
+    return _find("RIDGEFILL_BIN_PATH", "llama-server", [*_in_package("bin"), _BUILD / "bin"], "llama-server")
+
+
 def smollm2() -> Path:
     """The SmolLM2-135M-Instruct model from its package."""
     name = "SmolLM2-135M-Instruct.Q4_1.gguf"
