@@ -14,6 +14,12 @@
 PYTHON     ?= python3
 CMAKE_ARGS ?=
 
+# the compilers that plain cmake takes, not those that Python was built with
+ifeq ($(origin CXX),default)
+CXX := c++
+endif
+export CC CXX
+
 BUILD  := build
 VENV   := $(BUILD)/venv
 ENGINE := $(BUILD)/engine
