@@ -1,0 +1,36 @@
+#pragma once
+
+#include "llama-ridgefill-graph.h"
+
+#include "ggml-backend.h"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+// calibration: keeps the values of all sites of a ubatch readable after the computation
+struct llama_ridgefill_capture_state {
+    explicit llama_ridgefill_capture_state(int32_t layer_first) : layer_first(layer_first) {}
+
+    const int32_t layer_first;
+
+    struct site {
+        std::string name;
+        int32_t     layer;
+        int32_t     width;
+
+        const float *      data = nullptr; // rows of the last ubatch
+        std::vector<float> host;           // their copy, where device memory cannot be read directly
+    };
+    std::vector<site> sites;
+
+    std::string error; // why the graph cannot be captured
+
+    void on_build(const llama_model & model, llm_graph_result & res);
+    void on_done (const llm_graph_result & res);
+
+private:
+    // a context keeps several graphs
+    std::map<const llm_graph_result *, std::vector<ggml_tensor *>> tensors;
+};

@@ -1,0 +1,161 @@
+#include "llama-ridgefill-gguf.h"
+
+#include "llama-impl.h"
+#include "llama-mmap.h"
+
+#include <cmath>
+#include <stdexcept>
+
+// the GGUF reader reports what is wrong only to the log: listen in while it works
+struct log_listener {
+    ggml_log_callback callback  = nullptr;
+    void *            user_data = nullptr;
+    std::string       last;
+
+    log_listener() {
+        ggml_log_get(&callback, &user_data);
+        ggml_log_set([](ggml_log_level level, const char * text, void * data) {
+            auto * self = (log_listener *) data;
+            if (level == GGML_LOG_LEVEL_ERROR) {
+                self->last = text;
+            }
+            if (self->callback) {
+                self->callback(level, text, self->user_data);
+            }
+        }, this);
+    }
+
+    ~log_listener() {
+        ggml_log_set(callback, user_data);
+    }
+};
+
+llama_ridgefill_gguf::llama_ridgefill_gguf(const char * path) {
+    try {
+        file_size = llama_file(path, "rb").size();
+    } catch (const std::exception & err) {
+        throw std::runtime_error(format("cannot read '%s': %s", path, err.what()));
+    }
+
+    log_listener log;
+
+    ggml_context * ctx_init = nullptr;
+    ctx_gguf.reset(gguf_init_from_file(path, { /*.no_alloc =*/ true, /*.ctx =*/ &ctx_init }));
+    if (!ctx_gguf) {
+        while (!log.last.empty() && log.last.back() == '\n') {
+            log.last.pop_back();
+        }
+        throw std::runtime_error(format("not a valid GGUF file: %s", log.last.empty() ? "it is empty or damaged" : log.last.c_str()));
+    }
+    ctx.reset(ctx_init);
+}
+
+int64_t llama_ridgefill_gguf::find(const char * key, gguf_type type) const {
+    const int64_t id = gguf_find_key(ctx_gguf.get(), key);
+    if (id < 0) {
+        throw std::runtime_error(format("key '%s' is missing (hint: is this a RidgeFill maps file?)", key));
+    }
+    const gguf_type found = gguf_get_kv_type(ctx_gguf.get(), id);
+    if (found != type) {
+        throw std::runtime_error(format("key '%s': expected type %s, found %s", key, gguf_type_name(type), gguf_type_name(found)));
+    }
+    return id;
+}
+
+std::string llama_ridgefill_gguf::get_str(const char * key) const {
+    return gguf_get_val_str(ctx_gguf.get(), find(key, GGUF_TYPE_STRING));
+}
+
+float llama_ridgefill_gguf::get_f32(const char * key, float min, float max) const {
+    const float val = gguf_get_val_f32(ctx_gguf.get(), find(key, GGUF_TYPE_FLOAT32));
+    if (!(val >= min && val <= max)) {
+        throw std::runtime_error(format("key '%s': expected a value in [%g, %g], found %g", key, min, max, val));
+    }
+    return val;
+}
+
+int32_t llama_ridgefill_gguf::get_i32(const char * key, int32_t value_default, int32_t min, int32_t max) const {
+    if (gguf_find_key(ctx_gguf.get(), key) < 0) {
+        return value_default;
+    }
+    const int32_t val = gguf_get_val_i32(ctx_gguf.get(), find(key, GGUF_TYPE_INT32));
+    if (val < min || val > max) {
+        throw std::runtime_error(format("key '%s': expected a value in [%d, %d], found %d", key, min, max, val));
+    }
+    return val;
+}
+
+static void check_arr_type(const gguf_context * ctx, int64_t id, const char * key, gguf_type type) {
+    const gguf_type found = gguf_get_arr_type(ctx, id);
+    if (found != type) {
+        throw std::runtime_error(format("key '%s': expected an array of %s, found one of %s", key, gguf_type_name(type), gguf_type_name(found)));
+    }
+}
+
+std::vector<int32_t> llama_ridgefill_gguf::get_arr_i32(const char * key) const {
+    const int64_t id = find(key, GGUF_TYPE_ARRAY);
+    check_arr_type(ctx_gguf.get(), id, key, GGUF_TYPE_INT32);
+
+    const auto * data = (const int32_t *) gguf_get_arr_data(ctx_gguf.get(), id);
+    return std::vector<int32_t>(data, data + gguf_get_arr_n(ctx_gguf.get(), id));
+}
+
+std::vector<std::string> llama_ridgefill_gguf::get_arr_str(const char * key) const {
+    const int64_t id = find(key, GGUF_TYPE_ARRAY);
+    check_arr_type(ctx_gguf.get(), id, key, GGUF_TYPE_STRING);
+
+    std::vector<std::string> res;
+    for (size_t i = 0; i < gguf_get_arr_n(ctx_gguf.get(), id); ++i) {
+        res.emplace_back(gguf_get_arr_str(ctx_gguf.get(), id, i));
+    }
+    return res;
+}
+
+void llama_ridgefill_gguf::expect_str(const char * key, const char * expected, const char * hint) const {
+    const std::string found = get_str(key);
+    if (found != expected) {
+        throw std::runtime_error(format("key '%s': expected '%s', found '%s' (hint: %s)", key, expected, found.c_str(), hint));
+    }
+}
+
+void llama_ridgefill_gguf::expect_u32(const char * key, uint32_t expected, const char * hint) const {
+    const uint32_t found = gguf_get_val_u32(ctx_gguf.get(), find(key, GGUF_TYPE_UINT32));
+    if (found != expected) {
+        throw std::runtime_error(format("key '%s': expected %u, found %u (hint: %s)", key, expected, found, hint));
+    }
+}
+
+std::vector<std::pair<std::string, std::string>> llama_ridgefill_gguf::dump() const {
+    std::vector<std::pair<std::string, std::string>> res;
+    for (int64_t i = 0; i < gguf_get_n_kv(ctx_gguf.get()); ++i) {
+        if (gguf_get_kv_type(ctx_gguf.get(), i) != GGUF_TYPE_ARRAY) {
+            res.emplace_back(gguf_get_key(ctx_gguf.get(), i), gguf_kv_to_str(ctx_gguf.get(), i));
+        }
+    }
+    return res;
+}
+
+size_t llama_ridgefill_gguf::n_tensors() const {
+    return gguf_get_n_tensors(ctx_gguf.get());
+}
+
+ggml_tensor * llama_ridgefill_gguf::first_tensor() const {
+    return ggml_get_first_tensor(ctx.get());
+}
+
+ggml_tensor * llama_ridgefill_gguf::next_tensor(ggml_tensor * t) const {
+    return ggml_get_next_tensor(ctx.get(), t);
+}
+
+size_t llama_ridgefill_gguf::tensor_offset(const char * name) const {
+    return gguf_get_data_offset(ctx_gguf.get()) + gguf_get_tensor_offset(ctx_gguf.get(), gguf_find_tensor(ctx_gguf.get(), name));
+}
+
+void llama_ridgefill_gguf::check_bounds(const ggml_tensor * t) const {
+    const size_t offs = tensor_offset(t->name);
+    const size_t size = ggml_nbytes(t);
+    if (offs + size < offs || offs + size > file_size) {
+        throw std::runtime_error(format("tensor '%s': expected %zu bytes at offset %zu, the file ends at %zu (hint: it is incomplete)",
+                    t->name, size, offs, file_size));
+    }
+}

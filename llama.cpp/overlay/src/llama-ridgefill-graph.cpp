@@ -1,0 +1,152 @@
+#include "llama-ridgefill-graph.h"
+
+#include "llama-graph.h"
+#include "llama-impl.h"
+#include "llama-model.h"
+#include "llama-ridgefill-capture.h"
+#include "llama-ridgefill-maps.h"
+#include "llama-ridgefill-nodes.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+// what the maps are applied to
+struct fill_features {
+    ggml_tensor * x; // [n_embd, n_tokens] split state, divided by its RMS if the maps ask for it
+    ggml_tensor * r; // [1, n_tokens] the RMS, nullptr if not needed
+};
+
+static fill_features build_features(ggml_context * ctx, const llama_ridgefill & maps, llama_ridgefill_target target, ggml_tensor * x_s) {
+    fill_features res = { x_s, nullptr };
+
+    // also keeps f16 products in range: split states above 65504 exist
+    if (maps.feature_norm) {
+        res.x = ggml_rms_norm(ctx, x_s, maps.feature_norm_eps);
+        ggml_set_name(res.x, "ridgefill_features");
+
+        if (target == LLAMA_RIDGEFILL_TARGET_INPUT) {
+            res.r = ggml_mean(ctx, ggml_sqr(ctx, x_s));
+            res.r = ggml_sqrt(ctx, ggml_scale_bias(ctx, res.r, 1.0f, maps.feature_norm_eps));
+        }
+    }
+
+    return res;
+}
+
+static ggml_tensor * build_map(ggml_context * ctx, const llama_ridgefill_map & map, const fill_features & features, const ggml_tensor * like) {
+    auto * cur = features.x;
+    if (like->ne[2] != 1) {
+        cur = ggml_reshape_3d(ctx, cur, cur->ne[0], like->ne[1], like->ne[2]);
+    }
+
+    cur = map.w ? ggml_mul_mat(ctx, map.w, cur) : ggml_mul_mat(ctx, map.b, ggml_mul_mat(ctx, map.a, cur));
+    if (map.bias) {
+        cur = ggml_add(ctx, cur, map.bias);
+    }
+    if (features.r) {
+        cur = ggml_mul(ctx, cur, features.r);
+    }
+
+    return cur;
+}
+
+// make a tensor of the graph compute what `cur` computes; everything that reads the tensor follows by itself
+static void retarget(ggml_tensor * t, const ggml_tensor * cur) {
+    GGML_ASSERT(ggml_are_same_shape(t, cur) && t->type == cur->type && ggml_are_same_stride(t, cur));
+    GGML_ASSERT(t->view_src == nullptr && cur->view_src == nullptr);
+
+    t->op = cur->op;
+    memcpy(t->op_params, cur->op_params, sizeof(t->op_params));
+    memcpy(t->src,       cur->src,       sizeof(t->src));
+}
+
+// weights of the layers that a filled row must not need: a map was not applied where it should be
+static void check_reached(const llama_model & model, const std::unordered_set<ggml_tensor *> & reached, int32_t split,
+        const std::unordered_set<const ggml_tensor *> & cut) {
+    for (const auto * t : reached) {
+        if (cut.count(t)) {
+            throw std::runtime_error(format("architecture '%s' cannot be filled with these maps: memory writes above layer %d depend on '%s' past the maps (hint: try the target 'input')",
+                        llm_arch_name(model.arch), split, t->name));
+        }
+        int il = -1;
+        char rest[GGML_MAX_NAME];
+        if (t->op == GGML_OP_NONE && sscanf(t->name, "blk.%9d.%63s", &il, rest) == 2 && il >= split &&
+                (strncmp(rest, "ffn_down", 8) == 0 || strncmp(rest, "attn_output", 11) == 0)) {
+            throw std::runtime_error(format("architecture '%s' cannot be filled: memory writes above layer %d depend on '%s'",
+                        llm_arch_name(model.arch), split, t->name));
+        }
+    }
+}
+
+void llama_ridgefill_rewrite_fill(const llama_model & model, llm_graph_result & res, const llama_ridgefill & maps, int32_t split) {
+    auto * ctx = res.get_ctx();
+    auto * gf  = res.get_gf();
+
+    const auto & split_maps = maps.splits.at(split);
+
+    const auto sites = llama_ridgefill_find_sites(model, res, split);
+    const auto sinks = llama_ridgefill_find_sinks(gf);
+
+    llama_ridgefill_check_sites(model, maps, split, sites);
+
+    std::vector<ggml_tensor *> nodes(ggml_graph_n_nodes(gf));
+    for (size_t i = 0; i < nodes.size(); ++i) {
+        nodes[i] = ggml_graph_node(gf, i);
+    }
+
+    std::vector<ggml_tensor *> inputs;
+    for (auto * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+        if (t->op == GGML_OP_NONE && (t->flags & GGML_TENSOR_FLAG_INPUT)) {
+            inputs.push_back(t);
+        }
+    }
+
+    // replace what the maps predict
+    const auto features = build_features(ctx, maps, split_maps.target, sites.front().tensor);
+
+    std::unordered_set<const ggml_tensor *> cut;
+    for (const auto & site : sites) {
+        if (site.layer == split) {
+            continue;
+        }
+        const auto it = split_maps.sites.find(site.name);
+        if (it != split_maps.sites.end()) {
+            retarget(site.tensor, build_map(ctx, it->second, features, site.tensor));
+        } else if (site.is_input) {
+            cut.insert(site.tensor);
+        }
+    }
+
+    // keep only what the memory writes need
+    std::unordered_set<ggml_tensor *> reached;
+    for (auto * sink : sinks) {
+        llama_ridgefill_collect(sink, reached);
+    }
+
+    check_reached(model, reached, split, cut);
+
+    // the order of the nodes stays, so reads and writes of the same memory stay in order too
+    ggml_graph_clear(gf);
+    for (auto * node : nodes) {
+        if (reached.count(node)) {
+            ggml_build_forward_expand(gf, node);
+        }
+    }
+
+    // inputs that nothing reads any more are still set before each computation: as leafs they get memory
+    for (auto * t : inputs) {
+        ggml_build_forward_expand(gf, t);
+    }
+}
+
+void llama_ridgefill_on_build(const llama_model & model, const llm_graph_params & params, llm_graph_result & res) {
+    const auto & cur = params.cparams.ridgefill;
+
+    if (cur.capture) {
+        cur.capture->on_build(model, res);
+    }
+    if (cur.mode == LLAMA_RIDGEFILL_MODE_FILL) {
+        llama_ridgefill_rewrite_fill(model, res, *cur.maps, cur.split);
+    }
+}

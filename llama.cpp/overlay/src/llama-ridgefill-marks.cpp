@@ -1,0 +1,273 @@
+#include "llama-ridgefill-marks.h"
+
+#include "llama-cparams.h"
+#include "llama-impl.h"
+#include "llama-io.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+static constexpr uint32_t  RIDGEFILL_STATE_MAGIC = 0x6c696672; // "rfil"
+static constexpr llama_pos POS_MAX               = std::numeric_limits<llama_pos>::max();
+
+// negative positions mean "from the start" and "to the end", as in llama_memory_seq_*
+static void resolve(llama_pos & p0, llama_pos & p1) {
+    p0 = p0 < 0 ? 0       : p0;
+    p1 = p1 < 0 ? POS_MAX : p1;
+}
+
+//
+// llama_ridgefill_ranges
+//
+
+void llama_ridgefill_ranges::add(llama_pos p0, llama_pos p1, uint64_t id) {
+    if (p0 >= p1) {
+        return;
+    }
+
+    // the common case: rows arrive in order
+    if (!data.empty() && data.back().p1 == p0 && data.back().id == id) {
+        data.back().p1 = p1;
+        return;
+    }
+
+    erase(p0, p1);
+
+    auto it = std::lower_bound(data.begin(), data.end(), p0, [](const range & r, llama_pos p) { return r.p0 < p; });
+    it = data.insert(it, { p0, p1, id });
+
+    // join the neighbours that touch
+    if (auto next = it + 1; next != data.end() && next->p0 == it->p1 && next->id == id) {
+        it->p1 = next->p1;
+        it = data.erase(next) - 1;
+    }
+    if (it != data.begin() && (it - 1)->p1 == it->p0 && (it - 1)->id == id) {
+        (it - 1)->p1 = it->p1;
+        data.erase(it);
+    }
+}
+
+void llama_ridgefill_ranges::erase(llama_pos p0, llama_pos p1) {
+    if (data.empty() || p0 >= p1 || p0 >= data.back().p1) {
+        return;
+    }
+
+    std::vector<range> res;
+    res.reserve(data.size() + 1);
+
+    for (const auto & r : data) {
+        if (r.p1 <= p0 || r.p0 >= p1) {
+            res.push_back(r);
+            continue;
+        }
+        if (r.p0 < p0) {
+            res.push_back({ r.p0, p0, r.id });
+        }
+        if (r.p1 > p1) {
+            res.push_back({ p1, r.p1, r.id });
+        }
+    }
+
+    data = std::move(res);
+}
+
+void llama_ridgefill_ranges::shift(llama_pos p0, llama_pos p1, llama_pos delta) {
+    std::vector<range> moved;
+    for (const auto & r : data) {
+        const llama_pos a = std::max(r.p0, p0);
+        const llama_pos b = std::min(r.p1, p1);
+        if (a < b) {
+            moved.push_back({ std::max(0, a + delta), std::max(0, b + delta), r.id });
+        }
+    }
+
+    erase(p0, p1);
+
+    for (const auto & r : moved) {
+        add(r.p0, r.p1, r.id);
+    }
+}
+
+void llama_ridgefill_ranges::div(llama_pos p0, llama_pos p1, int d) {
+    std::vector<range> moved;
+    for (const auto & r : data) {
+        const llama_pos a = std::max(r.p0, p0);
+        const llama_pos b = std::min(r.p1, p1);
+        if (a < b) {
+            moved.push_back({ a/d, (b - 1)/d + 1, r.id });
+        }
+    }
+
+    erase(p0, p1);
+
+    for (const auto & r : moved) {
+        add(r.p0, r.p1, r.id);
+    }
+}
+
+bool llama_ridgefill_ranges::contains(llama_pos p) const {
+    const auto it = std::upper_bound(data.begin(), data.end(), p, [](llama_pos p, const range & r) { return p < r.p1; });
+    return it != data.end() && it->p0 <= p;
+}
+
+//
+// llama_ridgefill_marks
+//
+
+bool llama_ridgefill_marks::is_planned(llama_seq_id seq_id, llama_pos pos) const {
+    const auto it = plan.find(seq_id);
+    return it != plan.end() && it->second.contains(pos);
+}
+
+llama_pos llama_ridgefill_marks::reusable(
+        llama_seq_id seq_id, const llama_ridgefill_ranges & want, uint64_t id, llama_pos n_past) const {
+    const auto it = filled.find(seq_id);
+    if (it == filled.end()) {
+        return n_past;
+    }
+
+    for (const auto & r : it->second.get()) {
+        if (r.p0 >= n_past) {
+            break;
+        }
+        if (r.id != id) {
+            return r.p0;
+        }
+        // the part of r that is not wanted starts where the wanted range that covers its start ends
+        llama_pos p = r.p0;
+        for (const auto & w : want.get()) {
+            if (w.p0 <= p && p < w.p1) {
+                p = w.p1;
+            }
+        }
+        if (p < r.p1) {
+            return std::min(p, n_past);
+        }
+    }
+
+    return n_past;
+}
+
+bool llama_ridgefill_marks::seq_rm(bool removed, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    if (removed) {
+        resolve(p0, p1);
+        for (auto & [id, ranges] : filled) {
+            if (seq_id < 0 || id == seq_id) {
+                ranges.erase(p0, p1);
+            }
+        }
+    }
+    return removed;
+}
+
+void llama_ridgefill_marks::seq_cp(llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos p0, llama_pos p1) {
+    const auto it = filled.find(seq_id_src);
+    if (it == filled.end() || seq_id_src == seq_id_dst) {
+        return;
+    }
+
+    resolve(p0, p1);
+
+    const auto src = it->second; // the insertion below may move it
+    auto & dst = filled[seq_id_dst];
+    for (const auto & r : src.get()) {
+        dst.add(std::max(r.p0, p0), std::min(r.p1, p1), r.id);
+    }
+}
+
+void llama_ridgefill_marks::seq_keep(llama_seq_id seq_id) {
+    for (auto it = filled.begin(); it != filled.end();) {
+        it = it->first == seq_id ? std::next(it) : filled.erase(it);
+    }
+}
+
+void llama_ridgefill_marks::seq_add(llama_seq_id seq_id, llama_pos p0, llama_pos p1, llama_pos delta) {
+    const auto it = filled.find(seq_id);
+    if (it != filled.end() && delta != 0) {
+        resolve(p0, p1);
+        it->second.shift(p0, p1, delta);
+    }
+}
+
+void llama_ridgefill_marks::seq_div(llama_seq_id seq_id, llama_pos p0, llama_pos p1, int d) {
+    const auto it = filled.find(seq_id);
+    if (it != filled.end() && d > 1) {
+        resolve(p0, p1);
+        it->second.div(p0, p1, d);
+    }
+}
+
+void llama_ridgefill_marks::clear() {
+    filled.clear();
+}
+
+//
+// state
+//
+
+void llama_ridgefill_marks::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const {
+    if (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) {
+        return; // holds no attention cells
+    }
+
+    uint32_t n = 0;
+    for (const auto & [id, ranges] : filled) {
+        n += seq_id < 0 || id == seq_id ? ranges.get().size() : 0;
+    }
+    if (n == 0) {
+        return;
+    }
+
+    io.write(&RIDGEFILL_STATE_MAGIC, sizeof(RIDGEFILL_STATE_MAGIC));
+    io.write(&n, sizeof(n));
+    for (const auto & [id, ranges] : filled) {
+        if (seq_id >= 0 && id != seq_id) {
+            continue;
+        }
+        for (const auto & r : ranges.get()) {
+            io.write(&id,   sizeof(id));
+            io.write(&r.p0, sizeof(r.p0));
+            io.write(&r.p1, sizeof(r.p1));
+            io.write(&r.id, sizeof(r.id));
+        }
+    }
+}
+
+void llama_ridgefill_marks::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
+    if (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) {
+        return;
+    }
+
+    // the cells were replaced, so what was known about them is void
+    if (seq_id < 0) {
+        filled.clear();
+    } else {
+        filled.erase(seq_id);
+    }
+
+    uint32_t magic = 0;
+    try {
+        io.read(&magic, sizeof(magic));
+    } catch (const std::exception &) {
+        return; // the end of the data: no filled cells
+    }
+    if (magic != RIDGEFILL_STATE_MAGIC) {
+        throw std::runtime_error("unknown data behind the memory state");
+    }
+
+    uint32_t n = 0;
+    io.read(&n, sizeof(n));
+    for (uint32_t i = 0; i < n; ++i) {
+        llama_seq_id id;
+        llama_ridgefill_ranges::range r;
+        io.read(&id,   sizeof(id));
+        io.read(&r.p0, sizeof(r.p0));
+        io.read(&r.p1, sizeof(r.p1));
+        io.read(&r.id, sizeof(r.id));
+        if (id < 0 || id >= LLAMA_MAX_SEQ || r.p0 < 0 || r.p0 >= r.p1) {
+            throw std::runtime_error(format("bad range of filled cells: sequence %d, positions [%d, %d)", id, r.p0, r.p1));
+        }
+        filled[seq_id < 0 ? id : seq_id].add(r.p0, r.p1, r.id);
+    }
+}

