@@ -66,7 +66,7 @@ def test_special_tokens_can_be_plain_text() -> None:
 
 
 def test_bos_that_the_template_writes_stays_where_the_model_adds_none() -> None:
-    (chunk,) = chunks([CHAT], bos=None)
+    (chunk,) = chunks([Document("a", messages=({"role": "user", "content": "a"},))], bos=None)
     assert text(chunk) == "\1a0"
 
 

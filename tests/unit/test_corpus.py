@@ -62,9 +62,8 @@ def test_cutting_keeps_the_text(text: str, limit: int) -> None:
 
     pieces = list(_pieces([text[:100], text[100:]], limit))
     assert all(len(piece) <= limit for piece in pieces)
-    assert "".join(pieces).split() == text.split() or "".join(pieces).replace(" ", "").replace(
-        "\n", ""
-    ) == text.replace(" ", "").replace("\n", "")
+    # only pieces of white space are dropped
+    assert "".join("".join(pieces).split()) == "".join(text.split())
 
 
 def test_cuts_are_at_paragraphs() -> None:
@@ -143,7 +142,7 @@ def test_builtin_corpora_have_text_and_do_not_overlap(name: str) -> None:
 
 
 def test_code_corpora_share_no_text() -> None:
-    code, packages = (
-        {document.source for document in Corpus(name).documents()} for name in ("stdlib-code", "stdlib-packages")
-    )
-    assert not {source.split(":", 1)[1] for source in code} & {source.split(":", 1)[1] for source in packages}
+    names = ("stdlib-code", "stdlib-packages")
+    code, packages = ({doc.source.split(":", 1)[1] for doc in Corpus(name).documents()} for name in names)
+    assert code
+    assert not code & packages
