@@ -218,8 +218,8 @@ void llama_context::ridgefill_capture(int32_t layer_first) {
     if (layer_first < 0) {
         return;
     }
-    if (layer_first < 1 || layer_first >= (int32_t) model.hparams.n_layer()) {
-        throw std::runtime_error(format("expected a first layer in [1, %d), found %d", (int) model.hparams.n_layer(), layer_first));
+    if (layer_first >= (int32_t) model.hparams.n_layer()) {
+        throw std::runtime_error(format("expected a first layer in [0, %d), found %d", (int) model.hparams.n_layer(), layer_first));
     }
     if (!memory) {
         throw std::runtime_error(format("architecture '%s' cannot be captured: the context keeps no memory", llm_arch_name(model.arch)));

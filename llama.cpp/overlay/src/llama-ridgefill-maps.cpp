@@ -140,8 +140,8 @@ static void read_splits(const llama_ridgefill_gguf & gguf, llama_ridgefill & map
     }
 
     for (size_t i = 0; i < splits.size(); ++i) {
-        if (splits[i] < 1 || splits[i] > n_layer - 2 || (i > 0 && splits[i] <= splits[i - 1])) {
-            throw std::runtime_error(format("ridgefill.splits: expected ascending values in [1, %d], found %d (hint: there must be a layer below the split and one above)",
+        if (splits[i] < 0 || splits[i] > n_layer - 2 || (i > 0 && splits[i] <= splits[i - 1])) {
+            throw std::runtime_error(format("ridgefill.splits: expected ascending values in [0, %d], found %d (hint: there must be a layer above the split)",
                         n_layer - 2, splits[i]));
         }
         auto & cur = maps.splits[splits[i]];
