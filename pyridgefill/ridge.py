@@ -169,7 +169,8 @@ class RidgeProblem:
         not, because it ignores how large the features are.
         """
         cross = self._centred_cross(self.fit, columns)
-        condition = float((self.eigenvalues[-1] + damping) / max(self.eigenvalues[0] + damping, np.finfo(float).tiny))
+        largest, smallest = self.eigenvalues[-1] + damping, self.eigenvalues[0] + damping
+        condition = float(largest / smallest) if smallest > 0 else float("inf")
         factor = self._factor(damping)
         if factor is not None:
             weight, solver = cho_solve(factor, cross.T).T, "cholesky"

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from pyridgefill._library import installed_folder
 from pyridgefill.cli.common import ModelArgument
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.maps import read_base_model, read_maps
@@ -16,7 +17,7 @@ from pyridgefill.maps import read_base_model, read_maps
 def server_path() -> Path:
     """The bundled llama-server, or the one in `RIDGEFILL_LIB_PATH` (for development)."""
     override = os.environ.get("RIDGEFILL_LIB_PATH")
-    folder = Path(override) if override else Path(__file__).resolve().parents[1] / "bin"
+    folder = Path(override) if override else installed_folder("bin")
     program = folder / "llama-server"
     if not program.is_file():
         raise RidgeFillError(f"no llama-server in {folder}", "install the package with pip, which builds it")

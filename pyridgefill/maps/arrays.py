@@ -52,7 +52,8 @@ class SafetensorsRows:
         self.shape = tuple(int(size) for size in self._slice.get_shape())
 
     def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
-        array: npt.NDArray[Any] = self._slice[rows.start : rows.stop]
+        start, stop, _ = rows.indices(self.shape[0])
+        array: npt.NDArray[Any] = self._slice[start:stop]
         return array
 
 
