@@ -3,6 +3,7 @@
 #include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-model.h"
+#include "llama-ridgefill-error.h"
 #include "llama-ridgefill-maps.h"
 #include "llama-ridgefill-marks.h"
 
