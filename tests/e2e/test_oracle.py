@@ -256,7 +256,7 @@ def test_smollm2(smollm2, tmp_path, live, kind, flash):
     split, prompts = 15, {0: tokens(161, n_vocab=49152)}
     sites = {layer: ("attn_k", "attn_v") for layer in range(30)}
     path = maps.write(tmp_path / "maps.gguf", maps.identity(smollm2, [split], sites))
-    options = ContextOptions(type_k=kind, type_v=kind, flash_attn=flash, n_threads=2)
+    options = ContextOptions(type_k=kind, type_v=kind, flash_attn=flash)
     with (
         Model(oracle(smollm2, tmp_path / "model.gguf", split, live)) as model,
         Maps(model, path) as loaded,
