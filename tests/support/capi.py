@@ -19,7 +19,7 @@ class Params(ctypes.Structure):
 
 
 class ContextParams(ctypes.Structure):
-    _fields_ = [("split", c_int32)]
+    _fields_ = [("split", c_int32), ("keep_states", c_bool), ("type_states", c_int32)]
 
 
 class Range(ctypes.Structure):
@@ -76,6 +76,8 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "llama_ridgefill_seq_mark": (c_int32, [c_void_p, c_int32, POINTER(Range), c_int32]),
     "llama_ridgefill_seq_reusable": (c_int32, [c_void_p, c_int32, POINTER(Range), c_int32, c_int32]),
     "llama_ridgefill_seq_n_filled": (c_int32, [c_void_p, c_int32, c_int32, c_int32]),
+    "llama_ridgefill_seq_upper": (c_int32, [c_void_p, c_int32, POINTER(c_int32), c_int32]),
+    "llama_ridgefill_seq_heal": (c_int32, [c_void_p, c_int32, c_int32]),
     "llama_ridgefill_get_counters": (Counters, [c_void_p]),
     "llama_ridgefill_reset_counters": (None, [c_void_p]),
     "llama_ridgefill_capture": (c_int32, [c_void_p, c_int32]),

@@ -211,8 +211,9 @@ class Context:
 
     # RidgeFill
 
-    def set_maps(self, maps: Maps | None, split: int = -1) -> None:
-        params = capi.ContextParams(split=split)
+    def set_maps(self, maps: Maps | None, split: int = -1, states: str | None = None) -> None:
+        """Use maps; ``states`` is the type of the split states to keep, None to keep none."""
+        params = capi.ContextParams(split, states is not None, GGML_TYPES[states or "f32"])
         status = capi.llama_set_ridgefill(self.handle, maps.handle if maps else None, params)
         if status != 0:
             raise capi.RidgeFillError(capi.last_error())
@@ -225,6 +226,21 @@ class Context:
         """Rows of a sequence that are filled from now on, as ranges ``[p0, p1)``."""
         if capi.llama_ridgefill_seq_mark(self.handle, seq, capi.ranges(ranges), len(ranges)) != 0:
             raise capi.RidgeFillError(capi.last_error())
+
+    def upper(self, seq: int, positions: Sequence[int]) -> int:
+        """Run cached rows through the upper layers again."""
+        array = (ctypes.c_int32 * len(positions))(*positions)
+        count = int(capi.llama_ridgefill_seq_upper(self.handle, seq, array, len(positions)))
+        if count < 0:
+            raise capi.RidgeFillError(capi.last_error())
+        return count
+
+    def heal(self, seq: int, n_max: int) -> int:
+        """Replace the next approximate rows by exact ones."""
+        count = int(capi.llama_ridgefill_seq_heal(self.handle, seq, n_max))
+        if count < 0:
+            raise capi.RidgeFillError(capi.last_error())
+        return count
 
     def n_filled(self, seq: int, p0: int = 0, p1: int = -1) -> int:
         return int(capi.llama_ridgefill_seq_n_filled(self.handle, seq, p0, p1))
