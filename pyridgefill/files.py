@@ -11,6 +11,12 @@ from pathlib import Path
 from pyridgefill.errors import RidgeFillError
 
 
+def check_folder(path: Path) -> None:
+    """Raise if the folder of an output file does not exist, before anything costly is done."""
+    if not path.parent.is_dir():
+        raise RidgeFillError(f"{path}: the folder {path.parent} does not exist", "create it first")
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a new file's name beside `path`; rename it to `path` if the block succeeds, else delete it.
@@ -21,8 +27,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         If the folder does not exist, or the file cannot be written (no space, no permission).
     """
     target = Path(path)
-    if not target.parent.is_dir():
-        raise RidgeFillError(f"{target}: the folder {target.parent} does not exist", "create it first")
+    check_folder(target)
     temporary = target.parent / f".{secrets.token_hex(8)}.partial"
     try:
         yield temporary

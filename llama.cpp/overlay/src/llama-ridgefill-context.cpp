@@ -5,6 +5,7 @@
 #include "llama-impl.h"
 #include "llama-io.h"
 #include "llama-model.h"
+#include "llama-ridgefill-error.h"
 #include "llama-ridgefill-maps.h"
 #include "llama-ridgefill-marks.h"
 
@@ -56,8 +57,10 @@ std::string llama_ridgefill_conflict(const llama_cparams & cparams, bool has_ada
 // decode
 //
 
-bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_ridgefill_marks & marks, const llama_cparams & cparams) {
-    const auto & batch = balloc.get_batch();
+bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_context & ctx) {
+    const auto & batch   = balloc.get_batch();
+    const auto & marks   = *ctx.ridgefill_marks();
+    const auto & cparams = ctx.get_cparams();
 
     auto & mode = balloc.ridgefill_mode;
     mode.clear();
@@ -93,9 +96,14 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_
         any = true;
     }
 
-    if (any) {
-        mode = std::move(cur);
+    if (!any) {
+        return true;
     }
+    if (const auto why = llama_ridgefill_conflict(cparams, ctx.has_adapters()); !why.empty()) {
+        llama_ridgefill_set_error("rows cannot be filled: " + why);
+        return false;
+    }
+    mode = std::move(cur);
     return true;
 }
 
@@ -146,7 +154,11 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
 //
 
 int32_t llama_context::set_ridgefill(llama_ridgefill * maps, int32_t split) {
+    // graphs that use other maps must not be taken for graphs that use these
+    sched_need_reserve = true;
+
     if (!maps) {
+        synchronize();
         cparams.ridgefill.maps  = nullptr;
         cparams.ridgefill.split = -1;
         if (memory) {
@@ -214,8 +226,8 @@ void llama_context::ridgefill_capture(int32_t layer_first) {
     if (layer_first < 0) {
         return;
     }
-    if (layer_first < 1 || layer_first >= (int32_t) model.hparams.n_layer()) {
-        throw std::runtime_error(format("expected a first layer in [1, %d), found %d", (int) model.hparams.n_layer(), layer_first));
+    if (layer_first >= (int32_t) model.hparams.n_layer()) {
+        throw std::runtime_error(format("expected a first layer in [0, %d), found %d", (int) model.hparams.n_layer(), layer_first));
     }
     if (!memory) {
         throw std::runtime_error(format("architecture '%s' cannot be captured: the context keeps no memory", llm_arch_name(model.arch)));
@@ -256,12 +268,21 @@ bool llama_context::ridgefill_reserve(uint32_t n_tokens, uint32_t n_seqs, const 
         return true;
     }
     cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FILL;
-    const auto * gf = graph_reserve(n_tokens, n_seqs, 1, mctx, model.hparams.no_alloc);
+    auto * gf = graph_reserve(n_tokens, n_seqs, 1, mctx, model.hparams.no_alloc);
     cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FULL;
     if (gf) {
-        LLAMA_LOG_INFO("%s: RidgeFill graph nodes = %d, split = %d\n", __func__, ggml_graph_n_nodes(const_cast<ggml_cgraph *>(gf)), cparams.ridgefill.split);
+        LLAMA_LOG_INFO("%s: RidgeFill graph nodes = %d, split = %d\n", __func__, ggml_graph_n_nodes(gf), cparams.ridgefill.split);
     }
     return gf != nullptr;
+}
+
+void llama_context::ridgefill_memory_breakdown(llama_memory_breakdown & res) const {
+    if (!cparams.ridgefill.maps) {
+        return;
+    }
+    for (const auto & buf : cparams.ridgefill.maps->bufs) {
+        res[ggml_backend_buffer_get_type(buf.get())].model += ggml_backend_buffer_get_size(buf.get());
+    }
 }
 
 void llama_context::ridgefill_state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {

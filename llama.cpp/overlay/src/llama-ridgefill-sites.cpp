@@ -68,13 +68,26 @@ static ggml_tensor * find_layer_input(const llm_graph_result & res, ggml_cgraph 
     if (auto * t = res.get_layer_inp(il)) {
         return t;
     }
-    const std::string name = format("l_out-%d", il - 1);
-    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
-        if (name == ggml_graph_node(gf, i)->name) {
-            return ggml_graph_node(gf, i);
+
+    const auto find = [&](const std::string & name) -> ggml_tensor * {
+        for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+            if (name == ggml_graph_node(gf, i)->name) {
+                return ggml_graph_node(gf, i);
+            }
         }
+        return nullptr;
+    };
+
+    if (il > 0) {
+        return find(format("l_out-%d", il - 1));
     }
-    return nullptr;
+
+    // no layer below: what the first norm reads
+    auto * t = find("attn_norm-0");
+    while (t && t->op != GGML_OP_RMS_NORM && t->op != GGML_OP_NORM) {
+        t = t->src[0];
+    }
+    return t ? t->src[0] : nullptr;
 }
 
 static void check_layer_input(const llama_model & model, const ggml_tensor * t, int32_t il) {

@@ -1,0 +1,261 @@
+"""Commands that make maps from text: calibrate, and its steps collect, merge and fit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pyridgefill.builtin_corpora import BUILTIN, DEFAULT_CORPORA
+from pyridgefill.cli import common
+from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, TargetOption, WeightTypeOption
+from pyridgefill.collect import CollectOptions, Progress
+from pyridgefill.collect import collect as run_collect
+from pyridgefill.corpus import Corpus
+from pyridgefill.fit import DEFAULT_RECOMMENDED, FitOptions, fit_maps
+from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
+from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
+from pyridgefill.statistics import Statistics
+from pyridgefill.statistics import merge as merge_statistics
+from pyridgefill.statistics_file import read_statistics, write_statistics
+from pyridgefill.sums import Settings
+
+CorpusOption = Annotated[
+    list[str] | None,
+    typer.Option("--corpus", help=f"Text file, chat .jsonl, or {', '.join(BUILTIN)}; may be repeated."),
+]
+SplitsOption = Annotated[str, typer.Option("--splits", help="auto, or a list like 12,16.")]
+TokensOption = Annotated[int, typer.Option("--tokens", min=0, help="Stop after that many tokens; 0: all.")]
+ContextOption = Annotated[int, typer.Option("--n-ctx", min=16, help="Tokens per chunk of text.")]
+UbatchOption = Annotated[int, typer.Option("--n-ubatch", min=1, help="Tokens per decode.")]
+ThreadsOption = Annotated[int, typer.Option("--threads", min=0, help="Threads; 0: all CPUs of the process.")]
+GpuOption = Annotated[int, typer.Option("--n-gpu-layers", help="Layers on the GPU.")]
+NonfiniteOption = Annotated[str, typer.Option("--nonfinite", help="Rows with NaN or infinity: skip or error.")]
+ErrorsOption = Annotated[str, typer.Option("--errors", help="Bytes that are not UTF-8: strict or replace.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
+HeldOutOption = Annotated[float, typer.Option("--held-out", min=0, max=0.9, help="Share of held-out documents.")]
+SkipFirstOption = Annotated[int, typer.Option("--skip-first", min=0, help="First rows of a chunk to leave out.")]
+MassiveOption = Annotated[
+    float, typer.Option("--massive-ratio", min=1, help="Leave rows out whose norm is that many times the median.")
+]
+NormOption = Annotated[str, typer.Option("--feature-norm", help="Features: rms or none.")]
+SpecialOption = Annotated[bool, typer.Option("--parse-special/--no-parse-special", help="Parse special tokens.")]
+RankOption = Annotated[int, typer.Option("--rank", min=0, help="Rank of the maps; 0: full.")]
+BiasOption = Annotated[bool, typer.Option("--bias/--no-bias", help="Maps with a bias.")]
+DampingOption = Annotated[
+    float | None, typer.Option("--damping", min=0, help="λ over the mean eigenvalue; default: chosen per map.")
+]
+SinkOption = Annotated[int, typer.Option("--sink", min=0, help="Recommended number of exact first rows.")]
+TailOption = Annotated[int, typer.Option("--tail", min=0, help="Recommended number of exact last rows.")]
+MinPromptOption = Annotated[int, typer.Option("--min-prompt", min=0, help="Recommended shortest prompt to fill.")]
+
+_SINK, _TAIL, _MIN_PROMPT = DEFAULT_RECOMMENDED.sink or 0, DEFAULT_RECOMMENDED.tail or 0, 1024
+
+
+def collect(
+    model: ModelArgument,
+    output: OutputOption,
+    corpus: CorpusOption = None,
+    splits: SplitsOption = "auto",
+    target: Annotated[str, typer.Option("--target", help="What to collect: proj, input or both.")] = "both",
+    tokens: TokensOption = 50_000,
+    n_ctx: ContextOption = 2048,
+    n_ubatch: UbatchOption = 512,
+    threads: ThreadsOption = 0,
+    n_gpu_layers: GpuOption = 0,
+    feature_norm: NormOption = "rms",
+    held_out: HeldOutOption = 0.1,
+    skip_first: SkipFirstOption = 4,
+    massive_ratio: MassiveOption = 20.0,
+    nonfinite: NonfiniteOption = "skip",
+    errors: ErrorsOption = "strict",
+    parse_special: SpecialOption = True,
+    resume: ResumeOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Stream text through the model and write the sums that maps are fitted from."""
+    targets = TARGETS if common.choice("--target", target, (*TARGETS, "both")) == "both" else (target,)
+    options = CollectOptions(
+        splits=common.parse_splits(splits, read_base_model(model).block_count),
+        targets=targets,  # type: ignore[arg-type]  # checked by choice
+        tokens=tokens or None,
+        n_ctx=n_ctx,
+        n_ubatch=n_ubatch,
+        n_threads=threads,
+        n_gpu_layers=n_gpu_layers,
+        nonfinite=common.choice("--nonfinite", nonfinite, ("skip", "error")),
+        parse_special=parse_special,
+        settings=Settings(
+            feature_norm=common.choice("--feature-norm", feature_norm, FEATURE_NORMS),
+            held_out=held_out,
+            skip_first=skip_first,
+            massive_ratio=massive_ratio,
+        ),
+    )
+    common.choice("--errors", errors, ("strict", "replace"))
+    statistics, complete = _collect(model, output, corpus, errors, options, resume=resume)
+    _report_statistics(statistics, as_json=as_json)
+    return 0 if complete else _interrupted(output)
+
+
+def merge(
+    inputs: Annotated[list[Path], typer.Argument(help="Statistics files of runs over different text.")],
+    output: OutputOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Add up statistics files."""
+    total = read_statistics(inputs[0])
+    for path in inputs[1:]:
+        total = merge_statistics([total, read_statistics(path)])
+    write_statistics(output, total)
+    _report_statistics(total, as_json=as_json)
+
+
+def fit(
+    statistics: Annotated[Path, typer.Argument(metavar="STATISTICS", help="File made by collect or merge.")],
+    output: OutputOption,
+    target: TargetOption = "proj",
+    splits: Annotated[str, typer.Option("--splits", help="all, or a list like 12,16.")] = "all",
+    rank: RankOption = 0,
+    bias: BiasOption = True,
+    damping: DampingOption = None,
+    weight_type: WeightTypeOption = "f16",
+    sink: SinkOption = _SINK,
+    tail: TailOption = _TAIL,
+    min_prompt: MinPromptOption = _MIN_PROMPT,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit maps from statistics: λ per map on held-out text, then the maps file."""
+    loaded = read_statistics(statistics)
+    chosen = None if splits == "all" else common.parse_splits(splits, loaded.base.block_count)
+    options = FitOptions(common.choice("--target", target, TARGETS), rank, bias, damping)
+    maps = _fit(loaded, options, chosen, Recommended(sink=sink, tail=tail, min_prompt=min_prompt))
+    write_maps(output, maps, weight_type=weight_type)
+    _report_maps(output, maps, as_json=as_json)
+
+
+def calibrate(
+    model: ModelArgument,
+    output: OutputOption,
+    corpus: CorpusOption = None,
+    splits: SplitsOption = "auto",
+    target: TargetOption = "proj",
+    tokens: TokensOption = 50_000,
+    n_ctx: ContextOption = 2048,
+    n_ubatch: UbatchOption = 512,
+    threads: ThreadsOption = 0,
+    n_gpu_layers: GpuOption = 0,
+    rank: RankOption = 0,
+    weight_type: WeightTypeOption = "f16",
+    sink: SinkOption = _SINK,
+    tail: TailOption = _TAIL,
+    min_prompt: MinPromptOption = _MIN_PROMPT,
+    errors: ErrorsOption = "strict",
+    statistics: Annotated[
+        Path | None, typer.Option("--statistics", help="Keep the sums in this file [default: deleted when done].")
+    ] = None,
+    resume: ResumeOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Make a maps file: collect, then fit."""
+    options = CollectOptions(
+        splits=common.parse_splits(splits, read_base_model(model).block_count),
+        targets=(common.choice("--target", target, TARGETS),),
+        tokens=tokens or None,
+        n_ctx=n_ctx,
+        n_ubatch=n_ubatch,
+        n_threads=threads,
+        n_gpu_layers=n_gpu_layers,
+    )
+    common.choice("--errors", errors, ("strict", "replace"))
+    sums = statistics or output.with_name(output.name + ".statistics.npz")
+    collected, complete = _collect(model, sums, corpus, errors, options, resume=resume)
+    if not complete:
+        return _interrupted(sums)
+    recommended = Recommended(sink=sink, tail=tail, min_prompt=min_prompt)
+    maps = _fit(collected, FitOptions(options.targets[0], rank), None, recommended)
+    write_maps(output, maps, weight_type=weight_type)
+    if statistics is None:
+        sums.unlink()
+    _report_maps(output, maps, as_json=as_json)
+    return 0
+
+
+def _collect(
+    model: Path, output: Path, corpus: list[str] | None, errors: str, options: CollectOptions, *, resume: bool
+) -> tuple[Statistics, bool]:
+    # a document is about one chunk: English and code have 3 to 4 characters per token
+    chars = 3 * options.n_ctx
+    corpora = [Corpus(source, errors, chars) for source in corpus or DEFAULT_CORPORA]  # type: ignore[arg-type]
+
+    def announce(size: int) -> None:
+        common.stderr.print(f"memory for sums and buffers: {size / 1e6:.0f} MB beside the model")
+
+    with common.progress_bar("tokens", "{task.fields[rate]}") as bar:
+        task = bar.add_task("collect", total=options.tokens, rate="")
+
+        def show(state: Progress) -> None:
+            rate = f"{state.rate:.0f} tokens/s"
+            bar.update(task, completed=min(state.tokens, state.total or state.tokens), rate=rate)
+
+        return run_collect(model, corpora, output, options, resume=resume, on_start=announce, on_progress=show)
+
+
+def _fit(
+    statistics: Statistics, options: FitOptions, splits: tuple[int, ...] | None, recommended: Recommended
+) -> MapSet:
+    with common.progress_bar("maps") as bar:
+        task = bar.add_task("fit", total=None)
+        return fit_maps(
+            statistics,
+            options,
+            splits=splits,
+            recommended=recommended,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+
+
+def _interrupted(statistics: Path) -> int:
+    common.stderr.print(f"interrupted; the sums so far are in {statistics}: run the same command with --resume")
+    return 130
+
+
+def _report_statistics(statistics: Statistics, *, as_json: bool) -> None:
+    report: dict[str, Any] = {
+        **statistics.provenance,
+        "nonfinite": {str(layer): asdict(left_out) for layer, left_out in statistics.nonfinite.items()},
+        "splits": [
+            {
+                "split": item.split,
+                "rows_fit": item.fit.rows,
+                "rows_held_out": item.held.rows,
+                "massive": asdict(item.massive),
+                "sites": len(item.sites),
+            }
+            for item in statistics.splits.values()
+        ],
+    }
+    if as_json:
+        common.print_json(report)
+        return
+    common.stdout.print(f"{report['tokens']} tokens of {report['documents']} documents")
+    for item in statistics.splits.values():
+        found = f", first in chunks {item.massive.chunks}" if item.massive.rows else ""
+        common.stdout.print(
+            f"split {item.split}: {item.fit.rows} rows to fit, {item.held.rows} held out, "
+            f"{item.massive.rows} massive rows left out{found}"
+        )
+    for layer, left_out in sorted(statistics.nonfinite.items()):
+        common.stdout.print(f"layer {layer}: {left_out.rows} rows not finite, first in chunks {left_out.chunks}")
+
+
+def _report_maps(path: Path, maps: MapSet, *, as_json: bool) -> None:
+    from pyridgefill.cli.files import describe, print_description
+
+    description = describe(maps) | {"path": str(path)}
+    if as_json:
+        common.print_json(description)
+    else:
+        print_description(description)

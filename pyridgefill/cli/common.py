@@ -1,0 +1,73 @@
+"""Options and output that several commands share."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pyridgefill.errors import RidgeFillError
+
+# numbers go to stdout, what happens meanwhile to stderr
+stdout = Console(soft_wrap=True)
+stderr = Console(stderr=True, soft_wrap=True)
+
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's GGUF.")]
+OutputOption = Annotated[Path, typer.Option("--output", "-o", help="File to write; replaced when complete.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print numbers as JSON.")]
+WeightTypeOption = Annotated[str, typer.Option("--type", help="Weight type: f32, f16, bf16 or q8_0.")]
+TargetOption = Annotated[str, typer.Option("--target", help="What the maps predict: proj or input.")]
+
+
+def parse_splits(text: str, block_count: int) -> tuple[int, ...]:
+    """`auto` (two thirds of the layers run exact) or a comma-separated list."""
+    if text == "auto":
+        return (min(max(round(block_count * 2 / 3), 0), block_count - 2),)
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise RidgeFillError(f"--splits {text!r}: expected auto or a list like 12,16") from error
+
+
+def choice(option: str, value: str, allowed: tuple[str, ...]) -> Any:
+    """Check an option's value against its choices."""
+    if value not in allowed:
+        raise RidgeFillError(f"{option} {value!r}: expected one of {', '.join(allowed)}")
+    return value
+
+
+def print_json(value: Any) -> None:
+    """Print JSON; numbers that were not measured are null."""
+    typer.echo(json.dumps(_plain(value), ensure_ascii=False, indent=2))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+@contextmanager
+def progress_bar(*columns: str) -> Iterator[Progress]:
+    """A bar on stderr with time left and the named task fields."""
+    shown = [TextColumn(column) for column in columns]
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *shown,
+        TimeRemainingColumn(),
+        console=stderr,
+    ) as progress:
+        yield progress

@@ -1,0 +1,144 @@
+"""Commands on maps files: pack and inspect."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from pyridgefill.cli import common
+from pyridgefill.cli.common import JsonOption, OutputOption, TargetOption, WeightTypeOption
+from pyridgefill.errors import RidgeFillError
+from pyridgefill.fit import DEFAULT_RECOMMENDED
+from pyridgefill.maps import MapSet, Recommended, identity_maps, read_base_model, read_maps, write_maps
+from pyridgefill.maps.arrays import open_arrays
+from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
+from pyridgefill.maps.pack import constant_maps, maps_from_arrays
+from pyridgefill.statistics_file import read_statistics
+
+BASELINES = ("identity", "mean", "zero")
+
+
+def pack(
+    source: Annotated[str, typer.Argument(help=f"An .npz or .safetensors file, or {', '.join(BASELINES)}.")],
+    output: OutputOption,
+    model: Annotated[Path | None, typer.Option("--model", help="The model's GGUF, for arrays and identity.")] = None,
+    statistics: Annotated[Path | None, typer.Option("--statistics", help="Collected sums, for mean and zero.")] = None,
+    splits: Annotated[str, typer.Option("--splits", help="Of a baseline: auto, or a list like 12,16.")] = "auto",
+    target: TargetOption = "input",
+    feature_norm: Annotated[str, typer.Option("--feature-norm", help="That the arrays expect: rms or none.")] = "none",
+    weight_type: WeightTypeOption = "f16",
+    as_json: JsonOption = False,
+) -> None:
+    """Write a maps file from arrays, or a baseline to compare maps with."""
+    if source in ("mean", "zero"):
+        if statistics is None:
+            raise RidgeFillError(f"{source}: the sites are not known", "give --statistics, made by collect")
+        sums = read_statistics(statistics)
+        chosen = tuple(sums.splits) if splits == "auto" else common.parse_splits(splits, sums.base.block_count)
+        recommended = _recommended(chosen[0])
+        checked = common.choice("--target", target, TARGETS)
+        maps = constant_maps(sums, checked, chosen, mean=source == "mean", recommended=recommended)
+    else:
+        if model is None:
+            raise RidgeFillError(f"{source}: the model is not known", "give --model")
+        base = read_base_model(model)
+        if source == "identity":
+            chosen = common.parse_splits(splits, base.block_count)
+            maps = identity_maps(base, chosen, recommended=_recommended(chosen[0]))
+        else:
+            norm = common.choice("--feature-norm", feature_norm, FEATURE_NORMS)
+            maps = maps_from_arrays(base, open_arrays(Path(source)), feature_norm=norm)
+    write_maps(output, maps, weight_type=weight_type)
+    description = describe(maps) | {"path": str(output)}
+    if as_json:
+        common.print_json(description)
+    else:
+        print_description(description)
+
+
+def inspect(
+    maps: Annotated[Path, typer.Argument(metavar="MAPS", help="A maps file.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Check a maps file and show what is in it."""
+    description = describe(read_maps(maps)) | {"path": str(maps)}
+    if as_json:
+        common.print_json(description)
+    else:
+        print_description(description)
+
+
+def _recommended(split: int) -> Recommended:
+    default = DEFAULT_RECOMMENDED
+    return Recommended(split, default.sink, default.tail, default.min_prompt)
+
+
+def describe(maps: MapSet) -> dict[str, Any]:
+    """All numbers of a map set, for JSON."""
+    return {
+        "base": asdict(maps.base),
+        "splits": [asdict(split) for split in maps.splits],
+        "feature_norm": maps.feature_norm,
+        "feature_norm_eps": maps.feature_norm_eps if maps.feature_norm == "rms" else None,
+        "recommended": asdict(maps.recommended),
+        "calibration": asdict(maps.calibration),
+        "parameters": sum(_size(source) for item in maps.maps for source in item.tensors().values()),
+        "maps": [
+            {
+                "name": item.name,
+                "r2": item.r2,
+                "lambda": item.damping,
+                "condition": item.condition,
+                "solver": item.solver,
+                "bias": item.bias is not None,
+                "shapes": {name.rsplit(".", 1)[1]: list(source.shape) for name, source in item.tensors().items()},
+                "type": getattr(item.weight if item.weight is not None else item.weight_a, "type_name", None),
+            }
+            for item in maps.maps
+        ],
+    }
+
+
+def print_description(description: dict[str, Any]) -> None:
+    """Print a map set as a table."""
+    base = description["base"]
+    out = common.stdout
+    out.print(f"{description['path']}: maps for {base['architecture']}, {base['block_count']} layers", highlight=False)
+    out.print(f"fingerprint: vocabulary {base['vocab_hash']}, weights {base['weights_hash']}", highlight=False)
+    for split in description["splits"]:
+        out.print(f"split {split['layer']}: target {split['target']}, rank {split['rank'] or 'full'}", highlight=False)
+    calibration = description["calibration"]
+    out.print(
+        f"calibration: {calibration['tokens']} rows of {', '.join(calibration['corpora']) or 'no text'}; left out: "
+        f"{calibration['rows_massive']} massive, {calibration['rows_nonfinite']} not finite",
+        highlight=False,
+    )
+    settings = ", ".join(f"{key} {value}" for key, value in description["recommended"].items() if value is not None)
+    out.print(f"recommended: {settings or 'nothing'}; features: {description['feature_norm']}", highlight=False)
+    table = Table("map", "shape", "R²", "λ", "condition", "solver")
+    for item in description["maps"]:
+        shape = " · ".join(
+            "x".join(map(str, size)) for name, size in reversed(item["shapes"].items()) if name != "bias"
+        )
+        table.add_row(
+            item["name"],
+            shape + (" + bias" if item["bias"] else ""),
+            _number(item["r2"], ".4f"),
+            _number(item["lambda"], ".3g"),
+            _number(item["condition"], ".2g"),
+            item["solver"],
+        )
+    out.print(table)
+
+
+def _number(value: float, form: str) -> str:
+    return "" if np.isnan(value) else format(value, form)
+
+
+def _size(source: Any) -> int:
+    return int(np.prod(source.shape, dtype=np.int64))

@@ -1,0 +1,87 @@
+"""Entry point: commands, errors in one line, exit codes.
+
+0: done; 1: an error of the input or the machine; 2: wrong usage; 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from pyridgefill import __version__
+from pyridgefill.cli import calibration, files, serve
+from pyridgefill.errors import RidgeFillError
+from pyridgefill.models import fetch_model_command
+
+app = typer.Typer(
+    name="pyridgefill",
+    help="A sooner first token for llama.cpp: calibrate, pack and inspect maps, and serve with them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+app.command("calibrate")(calibration.calibrate)
+app.command("collect")(calibration.collect)
+app.command("merge")(calibration.merge)
+app.command("fit")(calibration.fit)
+app.command("pack")(files.pack)
+app.command("inspect")(files.inspect)
+app.command("fetch-model")(fetch_model_command)
+app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with each error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Predict what a model's upper layers write into the KV cache, so that long prompts start sooner."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; errors go to stderr in one line."""
+    debug = "--debug" in arguments[:1]
+    try:
+        result = typer.main.get_command(app)(args=list(arguments), prog_name="pyridgefill", standalone_mode=False)
+    except typer.TyperException as error:
+        return _fail(error.format_message(), error.exit_code, hint="see --help")
+    except RidgeFillError as error:
+        if debug:
+            raise
+        return _fail(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        return 1
+    except (OSError, MemoryError) as error:
+        if debug:
+            raise
+        return _fail(f"{type(error).__name__}: {error}", 1)
+    except Exception as error:
+        if debug:
+            raise
+        return _fail(f"unexpected {type(error).__name__}: {error}", 1, hint="run pyridgefill --debug ... and report it")
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """Run the command line."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def _fail(message: str, code: int, hint: str = "") -> int:
+    text = f"{message} (hint: {hint})" if hint else message
+    print("error:", " ".join(text.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,43 @@
+"""The command that starts the bundled llama-server with maps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pyridgefill._library import installed_folder
+from pyridgefill.cli.common import ModelArgument
+from pyridgefill.errors import RidgeFillError
+from pyridgefill.maps import read_base_model, read_maps
+
+
+def server_path() -> Path:
+    """The bundled llama-server, or the one in `RIDGEFILL_LIB_PATH` (for development)."""
+    override = os.environ.get("RIDGEFILL_LIB_PATH")
+    folder = Path(override) if override else installed_folder("bin")
+    program = folder / "llama-server"
+    if not program.is_file():
+        raise RidgeFillError(f"no llama-server in {folder}", "install the package with pip, which builds it")
+    return program
+
+
+def serve(
+    context: typer.Context,
+    model: ModelArgument,
+    maps: Annotated[Path, typer.Option("--maps", help="The maps file.")],
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Compare the maps with the model first.")] = True,
+) -> None:
+    """Start llama-server with maps; all further options go to it."""
+    program = server_path()
+    if check:
+        expected, found = read_base_model(model), read_maps(maps).base
+        if expected != found:
+            raise RidgeFillError(
+                f"{maps}: made for another model: {found}, this one is {expected}",
+                "calibrate this model, or give --no-check",
+            )
+    arguments = [str(program), "-m", str(model), "--ridgefill-maps", str(maps), *context.args]
+    os.execv(program, arguments)

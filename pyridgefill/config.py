@@ -1,0 +1,112 @@
+"""How `Llama(..., ridgefill=...)` fills: the configuration object, and where maps are found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyridgefill._library import installed_folder
+from pyridgefill.errors import MapsError
+from pyridgefill.maps.base import read_base_model
+from pyridgefill.maps.read import read_maps
+
+# maps files beside a model are called <model without .gguf><suffix>
+MAPS_SUFFIX = ".ridgefill.gguf"
+
+
+@dataclass(frozen=True)
+class RidgeFillConfig:
+    """Settings of fill; None takes what the maps file recommends.
+
+    Attributes
+    ----------
+    maps
+        Path of a maps file; None looks for one, see `find_maps`.
+    split
+        Which of the file's splits to use.
+    sink, tail
+        Rows at the start and at the end of each prompt that run exact.
+    min_prompt
+        Shorter prompts run exact.
+    exact
+        More rows that run exact, as `(start, end)` token positions.
+    skip_fingerprint
+        Accept maps of another model of the same shape.
+    """
+
+    maps: str | os.PathLike[str] | None = None
+    split: int | None = None
+    sink: int | None = None
+    tail: int | None = None
+    min_prompt: int | None = None
+    exact: tuple[tuple[int, int], ...] = ()
+    skip_fingerprint: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("split", 1), ("sink", 0), ("tail", 1), ("min_prompt", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"RidgeFillConfig.{name}: expected at least {least}, found {value}")
+        for span in self.exact:
+            if len(span) != 2 or not 0 <= span[0] <= span[1]:
+                raise ValueError(f"RidgeFillConfig.exact: expected (start, end) with 0 <= start <= end, found {span}")
+
+
+def resolve_config(
+    ridgefill: bool | str | os.PathLike[str] | RidgeFillConfig, model_path: str | os.PathLike[str]
+) -> RidgeFillConfig | None:
+    """The configuration that the keyword `ridgefill` stands for, with the maps' path filled in; None for False.
+
+    Raises
+    ------
+    MapsError
+        If no maps file is found.
+    TypeError
+        If the value has none of the types.
+    """
+    if ridgefill is False:
+        return None
+    if ridgefill is True:
+        config = RidgeFillConfig()
+    elif isinstance(ridgefill, RidgeFillConfig):
+        config = ridgefill
+    elif isinstance(ridgefill, (str, os.PathLike)):
+        config = RidgeFillConfig(maps=ridgefill)
+    else:
+        raise TypeError(f"ridgefill: expected a bool, a path or a RidgeFillConfig, found {type(ridgefill).__name__}")
+    if config.maps is None:
+        config = replace(config, maps=find_maps(model_path))
+    if not Path(str(config.maps)).is_file():
+        raise MapsError(f"{config.maps}: no such maps file", "pyridgefill calibrate makes one")
+    return config
+
+
+def find_maps(model_path: str | os.PathLike[str]) -> Path:
+    """The maps file of a model: beside the model by name, else in `gguf_maps` by fingerprint.
+
+    Raises
+    ------
+    MapsError
+        If there is none.
+    """
+    model = Path(model_path)
+    beside = model.with_name(model.name.removesuffix(".gguf") + MAPS_SUFFIX)
+    if beside.is_file():
+        return beside
+    base = read_base_model(model)
+    folders = [folder for folder in _maps_folders() if folder.is_dir()]
+    for folder in folders:
+        for path in sorted(folder.glob(f"*{MAPS_SUFFIX}")):
+            if read_maps(path).base == base:
+                return path
+    places = ", ".join(str(place) for place in (beside, *folders))
+    raise MapsError(
+        f"no maps for {model} (looked for {places})", f"pyridgefill calibrate {model} -o {beside} makes them"
+    )
+
+
+def _maps_folders() -> Iterator[Path]:
+    yield installed_folder("gguf_maps")
+    yield Path(__file__).resolve().parents[1] / "gguf_maps"

@@ -1,0 +1,109 @@
+"""Maps set in a context: plan, marks and counters behind one small object."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyridgefill import _native
+from pyridgefill.config import RidgeFillConfig
+
+
+@dataclass(frozen=True)
+class FillStats:
+    """Rows of the last prompt: kept from before, filled, run through the full model."""
+
+    reused: int
+    filled: int
+    exact: int
+
+
+class Fill:
+    """Maps loaded for a model and set in a context.
+
+    Parameters
+    ----------
+    model, context
+        Native pointers; both must outlive this object, see `close`.
+    config
+        With `maps` set.
+
+    Raises
+    ------
+    NativeError
+        With the library's reason, if the maps do not fit the model or the context.
+    """
+
+    def __init__(self, model: Any, context: Any, config: RidgeFillConfig) -> None:
+        self._context = context
+        self.config = config
+        params = _native.llama_ridgefill_default_params()
+        params.skip_fingerprint = config.skip_fingerprint
+        self._maps = _native.llama_ridgefill_init(model, os.fsencode(str(config.maps)), params)
+        _native.check(bool(self._maps), "RidgeFill")
+        try:
+            context_params = _native.llama_ridgefill_default_context_params()
+            if config.split is not None:
+                context_params.split = config.split
+            _native.check(_native.llama_set_ridgefill(context, self._maps, context_params) == 0, "RidgeFill")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def split(self) -> int:
+        """The split in use."""
+        return _native.llama_ridgefill_ctx_split(self._context)
+
+    def plan(self, n_prompt: int) -> list[tuple[int, int]]:
+        """Ranges of rows to fill in a prompt of `n_prompt` tokens."""
+        params = _native.llama_ridgefill_default_plan_params(self._maps or 0)
+        for name in ("sink", "tail", "min_prompt"):
+            value = getattr(self.config, name)
+            if value is not None:
+                setattr(params, name, value)
+        exact = to_native(self.config.exact)
+        params.exact, params.n_exact = exact, len(self.config.exact)
+        ranges = (_native.llama_ridgefill_range * _native.LLAMA_RIDGEFILL_MAX_RANGES)()
+        count = _native.llama_ridgefill_plan(params, n_prompt, ranges, len(ranges))
+        _native.check(count >= 0, "RidgeFill plan")
+        return [(ranges[i].p0, ranges[i].p1) for i in range(count)]
+
+    def close(self) -> None:
+        """Take the maps out of the context and free them; call it before context and model are freed."""
+        if self._maps:
+            _native.llama_set_ridgefill(self._context, None, _native.llama_ridgefill_default_context_params())
+            _native.llama_ridgefill_free(self._maps)
+        self._maps = None
+
+
+def to_native(ranges: Sequence[tuple[int, int]]) -> ctypes.Array[_native.llama_ridgefill_range]:
+    """A C array of ranges."""
+    structs = [_native.llama_ridgefill_range(*span) for span in ranges]
+    return (_native.llama_ridgefill_range * max(1, len(structs)))(*structs)
+
+
+def mark(context: Any, sequence: int, ranges: Sequence[tuple[int, int]]) -> None:
+    """Let the next decodes fill these rows of a sequence and run the others exact."""
+    done = _native.llama_ridgefill_seq_mark(context, sequence, to_native(ranges), len(ranges))
+    _native.check(done == 0, "RidgeFill mark")
+
+
+def reusable(context: Any, sequence: int, ranges: Sequence[tuple[int, int]], n_past: int) -> int:
+    """How many of the first `n_past` cached positions a prompt with these filled ranges can keep."""
+    count = _native.llama_ridgefill_seq_reusable(context, sequence, to_native(ranges), len(ranges), n_past)
+    _native.check(count >= 0, "RidgeFill reuse")
+    return count
+
+
+def n_filled(context: Any, sequence: int, start: int = 0, end: int = -1) -> int:
+    """Filled cells of a sequence in `[start, end)`, to its end if `end` is negative."""
+    return _native.llama_ridgefill_seq_n_filled(context, sequence, start, end)
+
+
+def counters(context: Any) -> _native.llama_ridgefill_counters:
+    """Rows and times since the context was made."""
+    return _native.llama_ridgefill_get_counters(context)

@@ -1,0 +1,171 @@
+"""`llama_cpp.Llama` with one more keyword."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+from pyridgefill._library import import_llama_cpp
+from pyridgefill.config import RidgeFillConfig, resolve_config
+from pyridgefill.errors import RidgeFillError
+
+llama_cpp = import_llama_cpp()
+
+from llama_cpp import Llama as _Llama  # noqa: E402
+from llama_cpp._internals import LlamaBatch  # noqa: E402
+
+from pyridgefill import fill  # noqa: E402
+
+
+class _Batch(LlamaBatch):
+    """A batch that asks for no logits of filled rows, which have none."""
+
+    filled: Sequence[tuple[int, int]] = ()
+
+    def set_batch(self, batch: Sequence[int], n_past: int, logits_all: bool) -> None:
+        super().set_batch(batch=batch, n_past=n_past, logits_all=logits_all)
+        last = n_past + len(batch) - 1
+        if any(start <= last < end for start, end in self.filled):
+            self.batch.logits[len(batch) - 1] = False
+
+
+class Llama(_Llama):
+    """A model whose long prompts are prefilled with RidgeFill.
+
+    Everything is as in `llama_cpp.Llama`; calls reuse the cached prefix of an earlier one only where it holds what
+    the new call asks for: an exact call never builds on filled cells, and no row of a tail lies in one.
+
+    Parameters
+    ----------
+    model_path
+        A model's GGUF.
+    ridgefill
+        False: stock behaviour. True: find the maps, see `pyridgefill.find_maps`. A path of maps, or a
+        `RidgeFillConfig`.
+    **kwargs
+        For `llama_cpp.Llama`.
+
+    Raises
+    ------
+    RidgeFillError
+        If there are no maps, or they do not fit the model, the context or the other keywords.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        ridgefill: bool | str | os.PathLike[str] | RidgeFillConfig = False,
+        **kwargs: Any,
+    ) -> None:
+        self._fill: fill.Fill | None = None
+        self._batch: Any
+        self._exact = False
+        self._ridgefill = ridgefill
+        self.fill_stats: fill.FillStats | None = None
+        config = resolve_config(ridgefill, model_path)
+        if config is not None:
+            _check_keywords(kwargs)
+        super().__init__(model_path, **kwargs)
+        if config is None:
+            return
+        try:
+            self._fill = fill.Fill(self._model.model, self._ctx.ctx, config)
+            # closed in reverse order: maps, batch, context, model
+            self._batch.close()
+            self._batch = self._stack.enter_context(
+                closing(_Batch(n_tokens=self.n_batch, embd=0, n_seq_max=1, verbose=self.verbose))
+            )
+            self._stack.callback(self._fill.close)
+        except BaseException:
+            if self._fill is not None:
+                self._fill.close()
+            self.close()
+            raise
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Within this context, prompts run through the full model."""
+        before, self._exact = self._exact, True
+        try:
+            yield
+        finally:
+            self._exact = before
+
+    def generate(
+        self, tokens: Sequence[int], *args: Any, reset: bool = True, **kwargs: Any
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """See `llama_cpp.Llama.generate`; the prompt is filled unless `reset` is False or `exact` is in force."""
+        tokens = list(tokens)
+        if self._fill is None:
+            yield from super().generate(tokens, *args, reset=reset, **kwargs)  # type: ignore[misc]
+            return
+        ranges = self._fill.plan(len(tokens)) if reset and not self._exact else []
+        if reset:
+            self._drop_unusable(tokens, ranges)
+        self._mark(ranges)
+        generated = super().generate(tokens, *args, reset=reset, **kwargs)  # type: ignore[misc]
+        yield from self._counted(generated, len(tokens))
+
+    def _counted(self, tokens: Generator[int, Sequence[int] | None, None], n_prompt: int) -> Generator[int, Any, None]:
+        """Pass tokens on; what was computed until the first one belongs to the prompt."""
+        before = fill.counters(self._ctx.ctx)
+        with closing(tokens):
+            try:
+                token = next(tokens)
+                after = fill.counters(self._ctx.ctx)
+                filled, exact = after.n_filled - before.n_filled, after.n_exact - before.n_exact
+                self.fill_stats = fill.FillStats(reused=n_prompt - filled - exact, filled=filled, exact=exact)
+                while True:
+                    token = tokens.send((yield token))
+            except StopIteration:
+                return
+
+    def load_state(self, state: Any) -> None:
+        """See `llama_cpp.Llama.load_state`; which cells were filled is part of the state."""
+        super().load_state(state)
+        if self._fill is not None:
+            self._mark([])
+
+    def _mark(self, ranges: Sequence[tuple[int, int]]) -> None:
+        fill.mark(self._ctx.ctx, 0, ranges)
+        self._batch.filled = ranges
+
+    def _drop_unusable(self, tokens: list[int], ranges: Sequence[tuple[int, int]]) -> None:
+        """Remove cached cells from the first one on that the prompt cannot keep."""
+        prefix = self.longest_token_prefix(self._input_ids.tolist(), tokens)
+        keep = fill.reusable(self._ctx.ctx, 0, ranges, prefix)
+        if keep == prefix:
+            return
+        if keep > 0 and self._ctx.kv_cache_seq_rm(-1, keep, -1):
+            self.n_tokens = keep
+            self._requires_eval = True
+        else:
+            # nothing to keep, or recurrent state, which cannot be rolled back
+            self.reset()
+            self._ctx.kv_cache_clear()
+
+    def close(self) -> None:
+        """Free maps, context and model; safe to call twice."""
+        if hasattr(self, "_stack"):  # not if the constructor failed early
+            super().close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "ridgefill": self._ridgefill}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def _check_keywords(kwargs: dict[str, Any]) -> None:
+    for name, reason in (
+        ("logits_all", "filled rows have no logits"),
+        ("embedding", "filled rows have no embeddings"),
+        ("lora_path", "the maps were fitted without adapters"),
+    ):
+        if kwargs.get(name):
+            raise RidgeFillError(
+                f"{name} and ridgefill cannot work together: {reason}", f"leave out {name} or ridgefill"
+            )

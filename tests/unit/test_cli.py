@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from synthetic import BASE, Relation, activations, collected
+from test_base_model import write_model
+
+from pyridgefill.cli.main import run
+from pyridgefill.errors import MapsError
+from pyridgefill.maps import read_maps
+from pyridgefill.statistics_file import read_statistics, write_statistics
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> Path:
+    relation = Relation.random()
+    statistics = collected(activations(300, 1, relation), activations(60, 2, relation))
+    statistics.provenance = {"corpora": ["a.txt"], "tokens": 360, "documents": 2, "documents_held_out": 1}
+    write_statistics(tmp_path / "sums.npz", statistics)
+    return tmp_path / "sums.npz"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model.gguf", tokens=["a", "b"], layers=6)
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> tuple[str, str]:
+    capsys.readouterr()
+    assert run([str(argument) for argument in arguments]) == code
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_fit_and_inspect(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    maps = tmp_path / "maps.gguf"
+    out, _ = output(capsys, "fit", sums, "-o", maps, "--target", "input", "--type", "f32", "--tail", 99, "--json")
+    report = json.loads(out)
+    assert [item["r2"] > 0.999 for item in report["maps"]][:3] == [True] * 3
+    assert report["recommended"] == {"split": 2, "sink": 4, "tail": 99, "min_prompt": 1024}
+    inspected = json.loads(output(capsys, "inspect", maps, "--json")[0])
+    assert inspected["base"]["weights_hash"] == BASE.weights_hash
+    assert [item["name"] for item in inspected["maps"]] == [item["name"] for item in report["maps"]]
+    assert {item["type"] for item in inspected["maps"]} == {"f32"}
+    table, _ = output(capsys, "inspect", maps)
+    for text in ("split 2: target input", BASE.weights_hash, "2.blk.3.input", "cholesky", "tail 99", "a.txt"):
+        assert text in table
+
+
+def test_merge(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = output(capsys, "merge", sums, sums, "-o", tmp_path / "both.npz", "--json")
+    assert json.loads(out)["tokens"] == 720
+    assert read_statistics(tmp_path / "both.npz").splits[2].fit.rows == 600
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_pack_arrays(tmp_path: Path, model: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    random = np.random.default_rng(0)
+    arrays = {
+        "3.blk.4.attn_k.weight": random.standard_normal((4, 8)).astype(np.float32),
+        "3.blk.4.attn_k.bias": random.standard_normal(4).astype(np.float32),
+        "ridgefill.3.blk.5.attn_k.weight": random.standard_normal((4, 8)).astype(np.float32),
+        "2.blk.3.input.weight_a": random.standard_normal((2, 8)).astype(np.float32),
+        "2.blk.3.input.weight_b": random.standard_normal((8, 2)).astype(np.float32),
+    }
+    source = tmp_path / f"arrays.{kind}"
+    if kind == "npz":
+        np.savez_compressed(source, **arrays)
+    else:
+        save_file(arrays, source)
+    path = tmp_path / "m.gguf"
+    output(capsys, "pack", source, "--model", model, "-o", path, "--type", "f32", "--feature-norm", "rms")
+    maps = read_maps(path)
+    assert [(split.layer, split.target, split.rank) for split in maps.splits] == [(2, "input", 2), (3, "proj", 0)]
+    assert maps.feature_norm == "rms"
+    tensors = {name: rows[:] for item in maps.maps for name, rows in item.tensors().items()}
+    stored = {name.removeprefix("ridgefill."): rows for name, rows in tensors.items()}
+    assert stored.keys() == {name.removeprefix("ridgefill.") for name in arrays}
+    for name, array in arrays.items():
+        assert np.array_equal(stored[name.removeprefix("ridgefill.")], array)
+
+
+def test_pack_baselines(tmp_path: Path, model: Path, sums: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.gguf"
+    output(capsys, "pack", "identity", "--model", model, "--splits", "1,4", "-o", path)
+    maps = read_maps(path)
+    assert [split.layer for split in maps.splits] == [1, 4]
+    assert maps.feature_norm == "none"
+    assert all(np.array_equal(item.weight[:], np.eye(8)) for item in maps.maps)  # type: ignore[index]
+    output(capsys, "pack", "mean", "--statistics", sums, "--target", "proj", "-o", path, "--type", "f32")
+    item = read_statistics(sums).splits[2]
+    first = read_maps(path).maps[0]
+    assert not first.weight[:].any()  # type: ignore[index]
+    np.testing.assert_allclose(first.bias[:], item.fit.y[:4] / item.fit.rows, rtol=1e-6)  # type: ignore[index]
+    output(capsys, "pack", "zero", "--statistics", sums, "--splits", "3", "-o", path)
+    maps = read_maps(path)
+    assert {entry.split for entry in maps.maps} == {3}
+    assert not any(entry.bias[:].any() for entry in maps.maps)  # type: ignore[index]
+
+
+ERRORS = {
+    "no command": (["frobnicate"], 2, "No such command 'frobnicate'"),
+    "no argument": (["inspect"], 2, "Missing argument"),
+    "bad number": (["fit", "x.npz", "-o", "m.gguf", "--rank", "many"], 2, "Invalid value for '--rank'"),
+    "missing maps": (["inspect", "none.gguf"], 1, "none.gguf: cannot open"),
+    "missing statistics": (["fit", "none.npz", "-o", "m.gguf"], 1, "none.npz: cannot read"),
+    "missing model": (["collect", "none.gguf", "-o", "s.npz"], 1, "none.gguf: cannot open"),
+    "mean needs statistics": (["pack", "mean", "-o", "m.gguf"], 1, "hint: give --statistics"),
+    "identity needs a model": (["pack", "identity", "-o", "m.gguf"], 1, "hint: give --model"),
+    "missing arrays": (["pack", "a.npz", "--model", "MODEL", "-o", "m.gguf"], 1, "a.npz: no such file"),
+    "unknown arrays": (["pack", "SELF", "--model", "MODEL", "-o", "m.gguf"], 1, "unknown kind of file '.py'"),
+    "bad choice": (["fit", "SUMS", "-o", "m.gguf", "--target", "kv"], 1, "--target 'kv': expected one of proj, input"),
+    "bad type": (["fit", "SUMS", "-o", "m.gguf", "--type", "q2"], 1, "weight type 'q2'"),
+    "bad splits": (["fit", "SUMS", "-o", "m.gguf", "--splits", "a"], 1, "--splits 'a'"),
+    "split not collected": (["fit", "SUMS", "-o", "m.gguf", "--splits", "4"], 1, "split 4 was not collected"),
+    "no folder": (["fit", "SUMS", "-o", "none/m.gguf"], 1, "the folder none does not exist"),
+    "missing corpus": (["collect", "MODEL", "-o", "s.npz", "--corpus", "none.txt"], 1, "none.txt: no such file"),
+    "split out of range": (["collect", "MODEL", "-o", "s.npz", "--splits", "5"], 1, "split 5: expected 0 to 4"),
+    "other model": (["serve", "MODEL", "--maps", "MAPS"], 1, "made for another model"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_are_one_line_and_not_zero(
+    tmp_path: Path,
+    model: Path,
+    sums: Path,
+    case: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # an engine folder of its own, so that the errors of `serve` do not depend on an installed one
+    (tmp_path / "llama-server").write_text("")
+    monkeypatch.setenv("RIDGEFILL_LIB_PATH", str(tmp_path))
+    output(capsys, "fit", sums, "-o", "maps.gguf")
+    arguments, code, message = ERRORS[case]
+    places = {"MODEL": model, "SUMS": sums, "SELF": __file__, "MAPS": "maps.gguf"}
+    out, err = output(capsys, *(places.get(argument, argument) for argument in arguments), code=code)
+    lines = [line for line in err.splitlines() if line.startswith("error:")]
+    assert message in lines[0]
+    assert len(lines) == 1
+    assert "Traceback" not in err
+    assert not out
+    assert {item.name for item in tmp_path.iterdir()} == {"maps.gguf", "model.gguf", "sums.npz", "llama-server"}
+
+
+def test_debug_shows_where() -> None:
+    with pytest.raises(MapsError, match=r"none\.gguf"):
+        run(["--debug", "inspect", "none.gguf"])
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    from pyridgefill import __version__
+
+    assert output(capsys, "--version")[0].strip() == __version__
+    help_text = output(capsys, "--help")[0]
+    for command in ("calibrate", "collect", "merge", "fit", "pack", "inspect", "fetch-model", "serve"):
+        assert command in help_text
