@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.engine import Context, Maps, Model
+from support.engine import Context, Maps, Model, plan
 from support.families import FAMILIES
 from support.options import ContextOptions
 from support.runs import Job, Result, run, run_stock
@@ -55,7 +55,7 @@ def marks_taken_back(open_maps: Open, model: Model, context: Context) -> None:
 def tail_covers_the_prompt(open_maps: Open, model: Model, context: Context) -> None:
     context.set_maps(open_maps(model))
     for seq in range(context.options.n_seq_max):
-        context.mark(seq, *context.plan(n_prompt=N, sink=4, tail=N))
+        context.mark(seq, *plan(n_prompt=N, sink=4, tail=N))
 
 
 def after_a_filled_prompt(open_maps: Open, model: Model, context: Context) -> None:

@@ -245,14 +245,6 @@ class Context:
     def n_filled(self, seq: int, p0: int = 0, p1: int = -1) -> int:
         return int(capi.llama_ridgefill_seq_n_filled(self.handle, seq, p0, p1))
 
-    def plan(self, n_prompt: int, sink: int, tail: int, min_prompt: int = 0) -> list[tuple[int, int]]:
-        """The rows of a prompt to fill."""
-        out = capi.ranges([(0, 0)] * 64)
-        n = capi.llama_ridgefill_plan(capi.PlanParams(sink, tail, min_prompt, None, 0), n_prompt, out, 64)
-        if n < 0:
-            raise capi.RidgeFillError(capi.last_error())
-        return [(r.p0, r.p1) for r in out[:n]]
-
     def reusable(self, seq: int, n_past: int, *ranges: tuple[int, int]) -> int:
         return int(capi.llama_ridgefill_seq_reusable(self.handle, seq, capi.ranges(ranges), len(ranges), n_past))
 
@@ -283,6 +275,23 @@ class Maps:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def plan(
+    n_prompt: int,
+    sink: int,
+    tail: int,
+    min_prompt: int = 0,
+    exact: Sequence[tuple[int, int]] = (),
+    n_max: int = 64,
+) -> list[tuple[int, int]]:
+    """The rows of a prompt to fill, at most ``n_max`` ranges of them."""
+    out = capi.ranges([(0, 0)] * n_max)
+    params = capi.PlanParams(sink, tail, min_prompt, capi.ranges(exact), len(exact))
+    n = capi.llama_ridgefill_plan(params, n_prompt, out, n_max)
+    if n < 0:
+        raise capi.RidgeFillError(capi.last_error())
+    return [(r.p0, r.p1) for r in out[:n]]
 
 
 def _interleave(prompts: Mapping[int, Sequence[int]], n_batch: int) -> Iterator[list[tuple[int, int]]]:
