@@ -22,6 +22,24 @@ class ContextParams(ctypes.Structure):
     _fields_ = [("split", c_int32), ("keep_states", c_bool), ("type_states", c_int32)]
 
 
+class Head(ctypes.Structure):
+    _fields_ = [("layer", c_int32), ("head", c_int32)]
+
+
+class SelectParams(ctypes.Structure):
+    _fields_ = [
+        ("type", c_int32),
+        ("budget", c_int32),
+        ("n_pool", c_int32),
+        ("n_query", c_int32),
+        ("heads", POINTER(Head)),
+        ("n_heads", c_size_t),
+    ]
+
+
+SELECT = {"none": 0, "stride": 1, "attention": 2}
+
+
 class Range(ctypes.Structure):
     _fields_ = [("p0", c_int32), ("p1", c_int32)]
 
@@ -76,6 +94,11 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "llama_ridgefill_seq_mark": (c_int32, [c_void_p, c_int32, POINTER(Range), c_int32]),
     "llama_ridgefill_seq_reusable": (c_int32, [c_void_p, c_int32, POINTER(Range), c_int32, c_int32]),
     "llama_ridgefill_seq_n_filled": (c_int32, [c_void_p, c_int32, c_int32, c_int32]),
+    "llama_ridgefill_seq_select": (c_int32, [c_void_p, c_int32, c_int32, c_int32, SelectParams]),
+    "llama_ridgefill_n_selected": (c_int32, [c_void_p]),
+    "llama_ridgefill_selected": (POINTER(c_int32), [c_void_p]),
+    "llama_ridgefill_n_score_heads": (c_int32, [c_void_p]),
+    "llama_ridgefill_head_scores": (POINTER(c_float), [c_void_p, c_int32]),
     "llama_ridgefill_seq_upper": (c_int32, [c_void_p, c_int32, POINTER(c_int32), c_int32]),
     "llama_ridgefill_seq_heal": (c_int32, [c_void_p, c_int32, c_int32]),
     "llama_ridgefill_get_counters": (Counters, [c_void_p]),

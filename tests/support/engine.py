@@ -227,6 +227,26 @@ class Context:
         if capi.llama_ridgefill_seq_mark(self.handle, seq, capi.ranges(ranges), len(ranges)) != 0:
             raise capi.RidgeFillError(capi.last_error())
 
+    def select(
+        self, seq: int, kind: str, n_prompt: int, tail: int, budget: int, n_pool: int = 1, n_query: int = 16,
+        heads: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
+        """Choose rows among the marked ones when the prompt has been read; call after ``mark``."""
+        array = (capi.Head * max(1, len(heads)))(*[capi.Head(*head) for head in heads])
+        params = capi.SelectParams(capi.SELECT[kind], budget, n_pool, n_query, array, len(heads))
+        if capi.llama_ridgefill_seq_select(self.handle, seq, n_prompt, tail, params) != 0:
+            raise capi.RidgeFillError(capi.last_error())
+
+    def selected(self) -> list[int]:
+        """Positions that the last finished selection ran."""
+        return list(capi.llama_ridgefill_selected(self.handle)[: capi.llama_ridgefill_n_selected(self.handle)])
+
+    def scores(self, n_prompt: int) -> np.ndarray:
+        """Scores of the last finished selection, ``[n_heads][n_prompt]``."""
+        count = capi.llama_ridgefill_n_score_heads(self.handle)
+        rows = [capi.llama_ridgefill_head_scores(self.handle, i) for i in range(count)]
+        return np.stack([np.ctypeslib.as_array(row, (n_prompt,)).copy() for row in rows])
+
     def upper(self, seq: int, positions: Sequence[int]) -> int:
         """Run cached rows through the upper layers again."""
         array = (ctypes.c_int32 * len(positions))(*positions)
