@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyridgefill.collect import CollectOptions, Progress, chat_formatter, collect
+from pyridgefill.chat import chat_formatter
+from pyridgefill.collect import CollectOptions, collect
+from pyridgefill.collect_run import Progress
 from pyridgefill.corpus import Corpus
 from pyridgefill.engine import CaptureEngine
 from pyridgefill.errors import CorpusError, ModelError, StatisticsError
