@@ -14,6 +14,12 @@
 PYTHON     ?= python3
 CMAKE_ARGS ?=
 
+# the compilers that plain cmake takes, not those that Python was built with
+ifeq ($(origin CXX),default)
+CXX := c++
+endif
+export CC CXX
+
 BUILD  := build
 VENV   := $(BUILD)/venv
 ENGINE := $(BUILD)/engine
@@ -107,7 +113,7 @@ serve: $(VENV)/.package $(MODELS)/smollm2.gguf
 test: $(VENV)/.package $(MODELS)/smollm2.gguf
 	cmake --build $(ENGINE)/build --target ridgefill-tests ridgefill-stock
 	ctest --test-dir $(ENGINE)/build --output-on-failure
-	RIDGEFILL_ENGINE=$(abspath $(ENGINE))/build RIDGEFILL_MODELS=$(abspath $(MODELS)) $(PY) -m pytest
+	$(PY) -m pytest
 
 lint: $(VENV)/.package
 	$(PY) -m ruff check .

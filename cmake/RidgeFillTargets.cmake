@@ -35,6 +35,9 @@ foreach(source IN LISTS sources)
 
     set(path "${engine_dir}/src/${source}")
     target_sources(${target} PRIVATE "${path}")
+    if(target STREQUAL "llama")
+        list(APPEND ridgefill_llama_sources "${path}")
+    endif()
     # out of the unity build: its file-local names and warning flags are its own
     set_source_files_properties("${path}" TARGET_DIRECTORY ${target} PROPERTIES
         COMPILE_OPTIONS "${RIDGEFILL_WARNINGS}"

@@ -15,10 +15,19 @@ LLAMA_CPP_PYTHON_VERSION = "0.3.36"
 _VARIABLE = "LLAMA_CPP_LIB_PATH"
 
 
+def installed_folder(name: str) -> Path:
+    """A folder that the build installs into the package: `lib`, `bin`, `include` or `gguf_maps`.
+
+    An editable install has two package folders, one with the sources and one with what was built.
+    """
+    folders = [Path(folder).resolve() / name for folder in sys.modules["pyridgefill"].__path__]
+    return next((folder for folder in folders if folder.is_dir()), folders[-1])
+
+
 def library_folder() -> Path:
     """The folder with libllama: `RIDGEFILL_LIB_PATH` if set (for development), else the package's `lib`."""
     override = os.environ.get("RIDGEFILL_LIB_PATH")
-    return Path(override) if override else Path(__file__).resolve().parent / "lib"
+    return Path(override) if override else installed_folder("lib")
 
 
 def import_llama_cpp() -> ModuleType:

@@ -9,7 +9,7 @@ from pyridgefill.chunks import ChatFormatter
 from pyridgefill.engine import CaptureEngine
 
 
-def chat_formatter(engine: CaptureEngine) -> ChatFormatter | None:
+def chat_formatter(engine: CaptureEngine, *, add_generation_prompt: bool = False) -> ChatFormatter | None:
     """The model's own chat template, None if it has none."""
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
@@ -23,7 +23,7 @@ def chat_formatter(engine: CaptureEngine) -> ChatFormatter | None:
         template=template.decode(),
         eos_token=engine.text_of(llama_cpp.llama_vocab_eos(vocab)),
         bos_token=engine.text_of(llama_cpp.llama_vocab_bos(vocab)),
-        add_generation_prompt=False,
+        add_generation_prompt=add_generation_prompt,
     )
 
     def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:

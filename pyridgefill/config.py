@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pyridgefill._library import installed_folder
 from pyridgefill.errors import MapsError
 from pyridgefill.maps.base import read_base_model
 from pyridgefill.maps.read import read_maps
@@ -107,6 +108,5 @@ def find_maps(model_path: str | os.PathLike[str]) -> Path:
 
 
 def _maps_folders() -> Iterator[Path]:
-    package = Path(__file__).resolve().parent
-    yield package / "gguf_maps"
-    yield package.parent / "gguf_maps"
+    yield installed_folder("gguf_maps")
+    yield Path(__file__).resolve().parents[1] / "gguf_maps"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -175,7 +175,7 @@ class CaptureEngine:
             self._c.llama_model_free(self._model)
         self._model = self._context = self._batch = None
 
-    def __enter__(self) -> CaptureEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

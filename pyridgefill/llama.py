@@ -147,6 +147,11 @@ class Llama(_Llama):
             self.reset()
             self._ctx.kv_cache_clear()
 
+    def close(self) -> None:
+        """Free maps, context and model; safe to call twice."""
+        if hasattr(self, "_stack"):  # not if the constructor failed early
+            super().close()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "ridgefill": self._ridgefill}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -32,6 +33,10 @@ llama_cpp.llama_log_set(_keep, None)
 llama_cpp.llama_backend_init()
 
 
+class DecodeError(RuntimeError):
+    """llama_decode did not return 0."""
+
+
 class Model:
     """A loaded model; use as a context manager or call :meth:`close`."""
 
@@ -43,12 +48,18 @@ class Model:
             raise RuntimeError(f"cannot load {path}: {''.join(log)[-500:]}")
         self.handle = handle
         self.path = path
+        self._owned = ExitStack()
         self.n_layer = llama_cpp.llama_model_n_layer(handle)
         self.n_embd = llama_cpp.llama_model_n_embd(handle)
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(handle))
 
+    def own(self, maps: Maps) -> Maps:
+        """Close the maps together with the model, before it."""
+        return self._owned.enter_context(maps)
+
     def close(self) -> None:
         if self.handle:
+            self._owned.close()
             llama_cpp.llama_model_free(self.handle)
             self.handle = None
 
@@ -118,7 +129,7 @@ class Context:
         finally:
             llama_cpp.llama_batch_free(batch)
         if status != 0:
-            raise RuntimeError(f"llama_decode returned {status}")
+            raise DecodeError(f"llama_decode returned {status}: {''.join(log)[-500:]}")
         wanted = [i for i, w in enumerate(want) if w]
         out = np.empty((len(wanted), self.model.n_vocab), np.float32)
         for k, i in enumerate(wanted):
@@ -126,7 +137,10 @@ class Context:
         return out
 
     def decode(
-        self, prompts: Mapping[int, Sequence[int]], n_logits: int = 1, start: Mapping[int, int] | None = None
+        self,
+        prompts: Mapping[int, Sequence[int]],
+        n_logits: int | Mapping[int, int] = 1,
+        start: Mapping[int, int] | None = None,
     ) -> dict[int, Logits]:
         """Decode the prompts of several sequences in batches that mix them.
 
@@ -135,7 +149,7 @@ class Context:
         prompts
             Tokens per sequence.
         n_logits
-            How many of the last rows of each prompt return logits.
+            How many of the last rows of each prompt return logits, for all sequences or by sequence.
         start
             First position per sequence, 0 if left out.
 
@@ -143,11 +157,17 @@ class Context:
         -------
         dict
             Logits per sequence, ``[min(n_logits, n)][n_vocab]``.
+
+        Raises
+        ------
+        DecodeError
+            If llama_decode refuses a batch; the message has the library's last words.
         """
         start = start or {}
+        n_wanted = dict.fromkeys(prompts, n_logits) if isinstance(n_logits, int) else n_logits
         logits: dict[int, list[Logits]] = {seq: [] for seq in prompts}
         for rows in _interleave(prompts, self.options.n_batch):
-            wanted = [i >= len(prompts[seq]) - n_logits for seq, i in rows]
+            wanted = [i >= len(prompts[seq]) - n_wanted[seq] for seq, i in rows]
             batch = [(prompts[seq][i], start.get(seq, 0) + i, seq) for seq, i in rows]
             got = iter(self.decode_rows(batch, wanted))
             for (seq, _), want in zip(rows, wanted):
@@ -209,14 +229,6 @@ class Context:
     def n_filled(self, seq: int, p0: int = 0, p1: int = -1) -> int:
         return int(capi.llama_ridgefill_seq_n_filled(self.handle, seq, p0, p1))
 
-    def plan(self, n_prompt: int, sink: int, tail: int, min_prompt: int = 0) -> list[tuple[int, int]]:
-        """The rows of a prompt to fill."""
-        out = capi.ranges([(0, 0)] * 64)
-        n = capi.llama_ridgefill_plan(capi.PlanParams(sink, tail, min_prompt, None, 0), n_prompt, out, 64)
-        if n < 0:
-            raise capi.RidgeFillError(capi.last_error())
-        return [(r.p0, r.p1) for r in out[:n]]
-
     def reusable(self, seq: int, n_past: int, *ranges: tuple[int, int]) -> int:
         return int(capi.llama_ridgefill_seq_reusable(self.handle, seq, capi.ranges(ranges), len(ranges), n_past))
 
@@ -247,6 +259,23 @@ class Maps:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def plan(
+    n_prompt: int,
+    sink: int,
+    tail: int,
+    min_prompt: int = 0,
+    exact: Sequence[tuple[int, int]] = (),
+    n_max: int = 64,
+) -> list[tuple[int, int]]:
+    """The rows of a prompt to fill, at most ``n_max`` ranges of them."""
+    out = capi.ranges([(0, 0)] * n_max)
+    params = capi.PlanParams(sink, tail, min_prompt, capi.ranges(exact), len(exact))
+    n = capi.llama_ridgefill_plan(params, n_prompt, out, n_max)
+    if n < 0:
+        raise capi.RidgeFillError(capi.last_error())
+    return [(r.p0, r.p1) for r in out[:n]]
 
 
 def _interleave(prompts: Mapping[int, Sequence[int]], n_batch: int) -> Iterator[list[tuple[int, int]]]:

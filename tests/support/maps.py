@@ -60,12 +60,11 @@ def projected(model: Path, split: int, sites: Sites, rank: int = 0) -> product.M
     )
 
 
-def poison(model: Path, split: int, sites: Sites) -> product.MapSet:
+def poison(model: Path, split: int, sites: Sites, seed: int = 0) -> product.MapSet:
     """Large noise in every layer's input."""
     base = product.read_base_model(model)
-    return product.poison_maps(
-        base, split, [product.Site(layer, "input", base.embedding_length) for layer in sorted(sites)]
-    )
+    inputs = [product.Site(layer, "input", base.embedding_length) for layer in sorted(sites)]
+    return product.poison_maps(base, split, inputs, seed=seed)
 
 
 def write(path: Path, maps: product.MapSet) -> Path:

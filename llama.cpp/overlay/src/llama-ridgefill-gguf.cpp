@@ -10,14 +10,14 @@
 struct log_listener {
     ggml_log_callback callback  = nullptr;
     void *            user_data = nullptr;
-    std::string       last;
+    std::string       first;
 
     log_listener() {
         ggml_log_get(&callback, &user_data);
         ggml_log_set([](ggml_log_level level, const char * text, void * data) {
             auto * self = (log_listener *) data;
             if (level == GGML_LOG_LEVEL_ERROR) {
-                self->last = text;
+                self->first = self->first.empty() ? text : self->first; // later ones only say what failed because of it
             }
             if (self->callback) {
                 self->callback(level, text, self->user_data);
@@ -42,12 +42,16 @@ llama_ridgefill_gguf::llama_ridgefill_gguf(const char * path) {
     ggml_context * ctx_init = nullptr;
     ctx_gguf.reset(gguf_init_from_file(path, { /*.no_alloc =*/ true, /*.ctx =*/ &ctx_init }));
     if (!ctx_gguf) {
-        while (!log.last.empty() && log.last.back() == '\n') {
-            log.last.pop_back();
+        while (!log.first.empty() && log.first.back() == '\n') {
+            log.first.pop_back();
         }
-        throw std::runtime_error(format("not a valid GGUF file: %s", log.last.empty() ? "it is empty or damaged" : log.last.c_str()));
+        throw std::runtime_error(format("not a valid GGUF file: %s", log.first.empty() ? "it is empty or damaged" : log.first.c_str()));
     }
     ctx.reset(ctx_init);
+
+    if (gguf_find_key(ctx_gguf.get(), "split.count") >= 0) {
+        throw std::runtime_error("key 'split.count': the file is one of several shards (hint: merge them with llama-gguf-split)");
+    }
 }
 
 int64_t llama_ridgefill_gguf::find(const char * key, gguf_type type) const {
@@ -151,9 +155,12 @@ size_t llama_ridgefill_gguf::tensor_offset(const char * name) const {
     return gguf_get_data_offset(ctx_gguf.get()) + gguf_get_tensor_offset(ctx_gguf.get(), gguf_find_tensor(ctx_gguf.get(), name));
 }
 
-void llama_ridgefill_gguf::check_bounds(const ggml_tensor * t) const {
+void llama_ridgefill_gguf::check_data(const ggml_tensor * t) const {
     const size_t offs = tensor_offset(t->name);
     const size_t size = ggml_nbytes(t);
+    if (ggml_nelements(t) == 0) {
+        throw std::runtime_error(format("tensor '%s': is empty", t->name));
+    }
     if (offs + size < offs || offs + size > file_size) {
         throw std::runtime_error(format("tensor '%s': expected %zu bytes at offset %zu, the file ends at %zu (hint: it is incomplete)",
                     t->name, size, offs, file_size));

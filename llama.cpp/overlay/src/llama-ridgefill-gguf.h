@@ -30,7 +30,7 @@ public:
     ggml_tensor * first_tensor() const;
     ggml_tensor * next_tensor(ggml_tensor * t) const;
     size_t        tensor_offset(const char * name) const; // in the file
-    void          check_bounds(const ggml_tensor * t) const;
+    void          check_data(const ggml_tensor * t) const; // not empty, and inside the file
 
 private:
     int64_t find(const char * key, gguf_type type) const;

@@ -4,6 +4,7 @@
 #include "llama-impl.h"
 #include "llama-model.h"
 #include "llama-ridgefill-capture.h"
+#include "llama-ridgefill-error.h"
 #include "llama-ridgefill-maps.h"
 #include "llama-ridgefill-nodes.h"
 
@@ -140,13 +141,19 @@ void llama_ridgefill_rewrite_fill(const llama_model & model, llm_graph_result & 
     }
 }
 
-void llama_ridgefill_on_build(const llama_model & model, const llm_graph_params & params, llm_graph_result & res) {
+bool llama_ridgefill_on_build(const llama_model & model, const llm_graph_params & params, llm_graph_result & res) {
     const auto & cur = params.cparams.ridgefill;
 
     if (cur.capture) {
         cur.capture->on_build(model, res);
     }
     if (cur.mode == LLAMA_RIDGEFILL_MODE_FILL) {
-        llama_ridgefill_rewrite_fill(model, res, *cur.maps, cur.split);
+        try {
+            llama_ridgefill_rewrite_fill(model, res, *cur.maps, cur.split);
+        } catch (const std::exception & err) {
+            llama_ridgefill_set_error(err.what());
+            return false;
+        }
     }
+    return true;
 }

@@ -33,5 +33,5 @@ void llama_ridgefill_check_sites(
 // reduce the graph to the memory writes: exact up to the split, predicted above
 void llama_ridgefill_rewrite_fill(const llama_model & model, llm_graph_result & res, const llama_ridgefill & maps, int32_t split);
 
-// the one call in llama_model::build_graph
-void llama_ridgefill_on_build(const llama_model & model, const llm_graph_params & params, llm_graph_result & res);
+// the one call in llama_model::build_graph; false if the graph cannot be rewritten, see llama_ridgefill_last_error
+bool llama_ridgefill_on_build(const llama_model & model, const llm_graph_params & params, llm_graph_result & res);

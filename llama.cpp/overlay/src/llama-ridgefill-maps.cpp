@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <set>
 #include <stdexcept>
 
 static constexpr uint32_t RIDGEFILL_FORMAT_VERSION = 1;
@@ -144,7 +143,11 @@ static void read_splits(const llama_ridgefill_gguf & gguf, llama_ridgefill & map
             throw std::runtime_error(format("ridgefill.splits: expected ascending values in [0, %d], found %d (hint: there must be a layer above the split)",
                         n_layer - 2, splits[i]));
         }
+        if (ranks[i] < 0) {
+            throw std::runtime_error(format("ridgefill.ranks: expected values of at least 0, found %d", ranks[i]));
+        }
         auto & cur = maps.splits[splits[i]];
+        cur.rank = ranks[i];
         if (targets[i] == "input") {
             cur.target = LLAMA_RIDGEFILL_TARGET_INPUT;
         } else if (targets[i] == "proj") {
@@ -227,12 +230,17 @@ static void check_shape(const ggml_tensor * t, int64_t ne0, int64_t ne1) {
     }
 }
 
-static void check_map(const std::string & site, const llama_ridgefill_map & map, int32_t split, bool is_input, int64_t n_embd) {
+static void check_map(const std::string & site, const llama_ridgefill_map & map, int32_t split, const llama_ridgefill_split_maps & maps, int64_t n_embd) {
     if (map.w ? (map.a || map.b) : !(map.a && map.b)) {
         throw std::runtime_error(format("map 'ridgefill.%d.%s': expected either .weight or both of .weight_a and .weight_b", split, site.c_str()));
     }
 
-    const int64_t width = is_input ? n_embd : -1;
+    const int64_t rank = map.w ? 0 : map.a->ne[1];
+    if (rank != maps.rank) {
+        throw std::runtime_error(format("map 'ridgefill.%d.%s': expected rank %d as in ridgefill.ranks, found %d", split, site.c_str(), maps.rank, (int) rank));
+    }
+
+    const int64_t width = maps.target == LLAMA_RIDGEFILL_TARGET_INPUT ? n_embd : -1;
     if (map.w) {
         check_shape(map.w, n_embd, width);
     } else {
@@ -295,7 +303,7 @@ void llama_ridgefill::load(const char * path, const llama_ridgefill_params & par
 
     const size_t n_tensors = gguf.n_tensors();
     for (ggml_tensor * cur = gguf.first_tensor(); cur; cur = gguf.next_tensor(cur)) {
-        gguf.check_bounds(cur);
+        gguf.check_data(cur);
 
         int32_t il = -1;
         ggml_tensor ** place = find_place(*this, cur->name, il);
@@ -322,7 +330,7 @@ void llama_ridgefill::load(const char * path, const llama_ridgefill_params & par
             throw std::runtime_error(format("ridgefill.splits: there are no tensors for split %d", split));
         }
         for (const auto & [site, map] : cur.sites) {
-            check_map(site, map, split, cur.target == LLAMA_RIDGEFILL_TARGET_INPUT, model.hparams.n_embd);
+            check_map(site, map, split, cur, model.hparams.n_embd);
         }
     }
 

@@ -30,6 +30,7 @@ enum llama_ridgefill_target {
 // the maps of one split
 struct llama_ridgefill_split_maps {
     llama_ridgefill_target target = LLAMA_RIDGEFILL_TARGET_PROJ;
+    int32_t                rank   = 0; // 0 = full rank
 
     std::map<std::string, llama_ridgefill_map> sites; // "blk.<l>.<site>" -> map
 };

@@ -3,6 +3,7 @@
 #include "llama-context.h"
 #include "llama-impl.h"
 #include "llama-model.h"
+#include "llama-ridgefill-error.h"
 #include "llama-ridgefill-maps.h"
 #include "llama-ridgefill-marks.h"
 
@@ -203,8 +204,10 @@ static llama_ridgefill_ranges to_ranges(const llama_ridgefill_range * ranges, in
 int32_t llama_ridgefill_seq_mark(llama_context * ctx, llama_seq_id seq_id, const llama_ridgefill_range * ranges, int32_t n) {
     return guarded<int32_t>(-1, [&]() {
         auto * marks = ctx->ridgefill_marks();
-        if (!marks || seq_id < 0 || seq_id >= LLAMA_MAX_SEQ) {
-            throw std::runtime_error(format("there is no sequence %d", seq_id));
+        const auto & cparams = ctx->get_cparams();
+        const llama_seq_id n_seq_max = cparams.kv_unified ? LLAMA_MAX_SEQ : cparams.n_seq_max;
+        if (!marks || seq_id < 0 || seq_id >= n_seq_max) {
+            throw std::runtime_error(format("there is no sequence %d, expected one in [0, %d)", seq_id, n_seq_max));
         }
         if (n == 0) {
             marks->plan.erase(seq_id);
@@ -213,7 +216,7 @@ int32_t llama_ridgefill_seq_mark(llama_context * ctx, llama_seq_id seq_id, const
         if (ctx->ridgefill_split() < 0) {
             throw std::runtime_error("no maps are set (hint: llama_set_ridgefill)");
         }
-        if (const auto why = llama_ridgefill_conflict(ctx->get_cparams(), ctx->has_adapters()); !why.empty()) {
+        if (const auto why = llama_ridgefill_conflict(cparams, ctx->has_adapters()); !why.empty()) {
             throw std::runtime_error(why);
         }
         marks->plan[seq_id] = to_ranges(ranges, n);

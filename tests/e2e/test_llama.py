@@ -1,0 +1,254 @@
+"""`pyridgefill.Llama`: calls that follow one another share cells only where they may."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import maps, paths
+from support.families import FAMILIES
+from support.tokens import tokens
+
+from pyridgefill import Llama, RidgeFillConfig, RidgeFillError, fill
+from pyridgefill.fill import FillStats
+
+TAIL, SINK = 64, 4
+OPTIONS: dict[str, Any] = {
+    "n_ctx": 1024, "n_batch": 64, "n_ubatch": 32, "n_threads": 1, "n_threads_batch": 1, "verbose": False,
+}  # fmt: skip
+
+
+def make(workshop: Any, family: str = "llama", kind: str = "poison", **options: Any) -> Llama:
+    config = RidgeFillConfig(maps=workshop.maps(family, kind), tail=TAIL, sink=SINK, min_prompt=0)
+    return Llama(str(workshop.model(family)), ridgefill=config, **{**OPTIONS, **options})
+
+
+def plain(workshop: Any, family: str = "llama") -> Llama:
+    return Llama(str(workshop.model(family)), **OPTIONS)
+
+
+def answer(llm: Llama, prompt: list[int], n: int = 8) -> list[int]:
+    found = []
+    for token in llm.generate(prompt, temp=0.0):
+        found.append(token)
+        if len(found) == n:
+            return found
+    return found
+
+
+def exact(llm: Llama, prompt: list[int]) -> list[int]:
+    with llm.exact():
+        return answer(llm, prompt)
+
+
+@pytest.fixture
+def llm(workshop: Any) -> Iterator[Llama]:
+    made = make(workshop)
+    yield made
+    made.close()
+
+
+def prompt(n: int, seed: int = 0) -> list[int]:
+    return list(tokens(n, seed))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen35", "lfm2", "mamba2"])
+def test_exact_calls_are_stock_in_every_order(workshop: Any, family: str) -> None:
+    p, longer = prompt(300), prompt(300) + prompt(40, 7)
+    want, want_longer = answer(plain(workshop, family), p), answer(plain(workshop, family), longer)
+    mixed = make(workshop, family)
+    assert exact(mixed, p) == want
+    answer(mixed, p[:50] + prompt(200, 3))
+    assert mixed.fill_stats is not None
+    assert mixed.fill_stats.filled > 0
+    assert exact(mixed, p) == want
+    assert exact(mixed, p) == want
+    mixed.reset()
+    assert answer(mixed, longer) != want_longer, "POISON does not show"
+    assert exact(mixed, longer) == want_longer
+    assert exact(mixed, p) == want
+
+
+def test_rows_are_counted(llm: Llama) -> None:
+    n = 300
+    p = prompt(n)
+    answer(llm, p)
+    assert llm.fill_stats == FillStats(reused=0, filled=n - TAIL - SINK, exact=TAIL + SINK)
+    answer(llm, p)
+    assert llm.fill_stats == FillStats(reused=n - 1, filled=0, exact=1)
+    exact(llm, p)
+    assert llm.fill_stats == FillStats(reused=SINK, filled=0, exact=n - SINK)
+    answer(llm, p + prompt(50, 3))
+    assert llm.fill_stats == FillStats(reused=n, filled=0, exact=50), "a filled call may build on exact cells"
+
+
+def test_no_tail_lies_in_filled_cells(llm: Llama) -> None:
+    p = prompt(300)
+    answer(llm, p)
+    shorter = p[:200]
+    answer(llm, shorter)
+    assert llm.fill_stats == FillStats(reused=200 - TAIL, filled=0, exact=TAIL)
+    assert fill.n_filled(llm._ctx.ctx, 0, 200 - TAIL, 200) == 0
+    assert fill.n_filled(llm._ctx.ctx, 0, 0, 200) == 200 - TAIL - SINK
+
+
+def test_edited_prompt(llm: Llama, workshop: Any) -> None:
+    p = prompt(300)
+    answer(llm, p)
+    edited = p[:150] + prompt(150, 5)
+    answer(llm, edited)
+    assert llm.fill_stats == FillStats(reused=150, filled=300 - TAIL - 150, exact=TAIL)
+    assert exact(llm, edited) == answer(plain(workshop), edited)
+
+
+def test_reset_and_unrelated_prompt(llm: Llama, workshop: Any) -> None:
+    answer(llm, prompt(300))
+    llm.reset()
+    other = prompt(120, 9)
+    assert exact(llm, other) == answer(plain(workshop), other)
+    answer(llm, prompt(300))
+    assert exact(llm, other) == answer(plain(workshop), other)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen35"])
+def test_saved_state_remembers_what_was_filled(workshop: Any, family: str) -> None:
+    p = prompt(300)
+    first = make(workshop, family)
+    filled = answer(first, p)
+    state = first.save_state()
+    want = answer(plain(workshop, family), p)
+
+    second = make(workshop, family)
+    second.load_state(state)
+    assert fill.n_filled(second._ctx.ctx, 0) == 300 - TAIL - SINK
+    assert exact(second, p) == want
+    second.load_state(state)
+    assert answer(second, p) == filled
+
+    # an object without maps knows as well that the cells are no exact ones
+    third = plain(workshop, family)
+    third.load_state(state)
+    assert fill.reusable(third._ctx.ctx, 0, [], 300) == SINK
+
+
+def test_short_prompts_run_exact(workshop: Any) -> None:
+    config = RidgeFillConfig(maps=workshop.maps("llama", "poison"), tail=TAIL, min_prompt=301)
+    llm = Llama(str(workshop.model("llama")), ridgefill=config, **OPTIONS)
+    assert answer(llm, prompt(300)) == answer(plain(workshop), prompt(300))
+    assert llm.fill_stats == FillStats(reused=0, filled=0, exact=300)
+
+
+def test_exact_spans(workshop: Any) -> None:
+    config = RidgeFillConfig(maps=workshop.maps("llama", "poison"), tail=TAIL, sink=0, min_prompt=0, exact=((0, 300),))
+    llm = Llama(str(workshop.model("llama")), ridgefill=config, **OPTIONS)
+    assert answer(llm, prompt(300)) == answer(plain(workshop), prompt(300))
+
+
+def test_off_is_the_base_class(workshop: Any) -> None:
+    llm = Llama(str(workshop.model("llama")), ridgefill=False, **OPTIONS)
+    answer(llm, prompt(300))
+    assert llm.fill_stats is None
+    assert fill.counters(llm._ctx.ctx).n_filled == 0
+
+
+def test_maps_are_found_beside_the_model(workshop: Any, tmp_path: Path) -> None:
+    model = tmp_path / "a model.gguf"
+    model.symlink_to(workshop.model("llama"))
+    with pytest.raises(RidgeFillError, match=r"no maps for .*calibrate"):
+        Llama(str(model), ridgefill=True, **OPTIONS)
+    (tmp_path / "a model.ridgefill.gguf").symlink_to(workshop.maps("llama", "poison"))
+    llm = Llama(str(model), ridgefill=True, **OPTIONS)
+    assert llm._fill is not None
+    assert llm._fill.split == FAMILIES["llama"].split
+
+
+@pytest.mark.parametrize("keyword", ["logits_all", "embedding"])
+def test_keywords_that_cannot_work(workshop: Any, keyword: str) -> None:
+    with pytest.raises(RidgeFillError, match=f"{keyword} and ridgefill cannot work together"):
+        make(workshop, **{keyword: True})
+
+
+def test_failures_in_the_constructor_leave_nothing(workshop: Any, tmp_path: Path) -> None:
+    other = maps.write(tmp_path / "other.gguf", maps.poison(workshop.model("qwen2"), 3, {4: (), 5: (), 6: (), 7: ()}))
+    for bad in (tmp_path / "missing.gguf", other, RidgeFillConfig(maps=workshop.maps("llama", "poison"), split=1)):
+        with pytest.raises(RidgeFillError):
+            Llama(str(workshop.model("llama")), ridgefill=bad, **OPTIONS)
+    assert answer(make(workshop), prompt(100))
+
+
+def test_close_is_final_and_repeatable(workshop: Any) -> None:
+    llm = make(workshop)
+    answer(llm, prompt(100))
+    llm.close()
+    llm.close()
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_repeated_construction_keeps_no_memory(workshop: Any) -> None:
+    def cycle() -> None:
+        llm = make(workshop)
+        answer(llm, prompt(100), 1)
+        llm.close()
+
+    for _ in range(5):
+        cycle()
+    gc.collect()
+    before = resident()
+    for _ in range(50):
+        cycle()
+    gc.collect()
+    assert resident() - before < 5 << 20
+
+
+def test_pickling_keeps_the_keyword(workshop: Any) -> None:
+    llm = make(workshop)
+    copy = pickle.loads(pickle.dumps(llm))
+    assert answer(copy, prompt(200)) == answer(llm, prompt(200))
+    assert copy.fill_stats is not None
+    assert copy.fill_stats.filled == 200 - TAIL - SINK
+
+
+SCRIPT = """
+import sys
+{first}
+try:
+    from pyridgefill import Llama
+except Exception as error:
+    sys.exit(str(error))
+"""
+
+
+def run(first: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    script = SCRIPT.format(first=first)
+    env = {**os.environ, "RIDGEFILL_LIB_PATH": str(paths.engine_library()), **environment}
+    return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_foreign_library_is_detected() -> None:
+    stock = str(paths.stock_library())
+    assert "already imported with the library in" in run("import llama_cpp", LLAMA_CPP_LIB_PATH=stock).stderr
+    assert "has no llama_ridgefill" in run("", RIDGEFILL_LIB_PATH=stock).stderr
+    clean = run("")
+    assert (clean.returncode, clean.stderr) == (0, "")
+
+
+def test_exit_without_close(workshop: Any) -> None:
+    script = (
+        "from pyridgefill import Llama, RidgeFillConfig\n"
+        f"config = RidgeFillConfig(maps={str(workshop.maps('llama', 'poison'))!r}, tail=64, min_prompt=0)\n"
+        f"llm = Llama({str(workshop.model('llama'))!r}, ridgefill=config, n_ctx=512, verbose=False)\n"
+        "next(llm.generate(list(range(10, 200)), temp=0.0))\n"
+    )
+    env = {**os.environ, "RIDGEFILL_LIB_PATH": str(paths.engine_library())}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support import maps
+from support.families import FAMILIES
+from support.server import Server, serve
+
+
+class Pair(NamedTuple):
+    """Two servers that should agree on every exact request."""
+
+    ridgefill: Server
+    plain: Server
+
+
+class Kit:
+    """Tiny models, POISON maps that break whatever they fill, and servers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = cache(self._model)
+        self.poison = cache(self._poison)
+        self._logs = itertools.count()
+
+    def _model(self, family: str = "llama", seed: int = 0) -> Path:
+        return FAMILIES[family].write(self.folder / f"{family}.{seed}.gguf", seed)
+
+    def _poison(self, family: str = "llama", seed: int = 0) -> Path:
+        f, model = FAMILIES[family], self.model(family)
+        poison = maps.poison(model, f.split, f.sites(), seed=seed)
+        return maps.write(self.folder / f"{family}.poison{seed}.maps.gguf", poison)
+
+    def serve(
+        self, family: str = "llama", *args: str | Path, maps: Path | None = None, env: dict[str, str] | None = None
+    ) -> AbstractContextManager[Server]:
+        """A server without maps unless they are given."""
+        log = self.folder / f"server{next(self._logs)}.log"
+        return serve(self.model(family), *args, maps=maps, log=log, env=env)
+
+    @contextmanager
+    def pair(self, family: str = "llama", *args: str | Path) -> Iterator[Pair]:
+        """A server with POISON maps and one without maps, otherwise equal."""
+        with (
+            self.serve(family, *args, maps=self.poison(family)) as ridgefill,
+            self.serve(family, *args) as plain,
+        ):
+            yield Pair(ridgefill, plain)
+
+
+@pytest.fixture(scope="session")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Kit:
+    return Kit(tmp_path_factory.mktemp("kit"))
+
+
+@pytest.fixture(scope="module")
+def server(kit: Kit) -> Iterator[Server]:
+    """A server with POISON maps and one slot, for tests that leave it as they found it."""
+    with kit.serve("llama", "-np", "1", "-c", "2048", maps=kit.poison()) as running:
+        yield running
