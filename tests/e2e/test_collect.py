@@ -11,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import paths
+from support.families import FAMILIES
+from support.tokens import tokens
 
 from pyridgefill.chat import chat_formatter
 from pyridgefill.collect import CollectOptions, collect
@@ -23,9 +26,6 @@ from pyridgefill.maps import Site, read_base_model
 from pyridgefill.statistics import Statistics
 from pyridgefill.statistics_file import read_statistics
 from pyridgefill.sums import Settings
-from support import paths
-from support.families import FAMILIES
-from support.tokens import tokens
 
 ARRAYS = ("xx", "yx", "x", "y", "yy")
 
