@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from support import capi
 from support.engine import Context, Maps, Model
-from support.families import FAMILIES
 from support.options import ContextOptions
 from support.tokens import tokens
 

@@ -296,8 +296,9 @@ int32_t llama_ridgefill_seq_select(
             }
             for (size_t i = 0; i < params.n_heads; ++i) {
                 const auto & it = params.heads[i];
-                if (it.layer < 0 || it.layer >= ctx->ridgefill_split() || it.head < 0) {
-                    throw std::runtime_error(format("expected heads of layers below the split %d, found %d.%d", ctx->ridgefill_split(), it.layer, it.head));
+                const auto & hparams = ctx->get_cparams().ridgefill.maps->model.hparams;
+                if (it.layer < 0 || it.layer >= ctx->ridgefill_split() || it.head < 0 || it.head >= (int32_t) hparams.n_head(it.layer)) {
+                    throw std::runtime_error(format("expected heads that exist in layers below the split %d, found %d.%d", ctx->ridgefill_split(), it.layer, it.head));
                 }
                 cur.heads.push_back(it);
             }
