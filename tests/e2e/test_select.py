@@ -70,12 +70,13 @@ HEADS = [(0, 0), (1, 1), (2, 0)]
 def test_scores_are_those_of_the_models_own_softmax(workshop: Any, family: str) -> None:
     # without flash attention the probabilities are the model's, with it they are computed beside it;
     # the layers below round differently with it, which moves a probability of 0.5 by up to 0.003
+    heads = [(0, 0), (1, 0), (2, 0)] if family == "gemma3" else HEADS  # the tiny gemma3 has one head
     prompt, found = tokens(N), []
     for flash in (False, True):
         with context(workshop, family, options(family, "f16", flash)) as ctx:
-            filled(ctx, prompt, "attention", 24, heads=HEADS, n_query=40)
+            filled(ctx, prompt, "attention", 24, heads=heads, n_query=40)
             found.append(ctx.scores(N))
-    assert found[0].shape == (len(HEADS), N)
+    assert found[0].shape == (len(heads), N)
     assert (found[0].max(axis=1) > 0.01).all()
     assert np.abs(found[0] - found[1]).max() < 1e-2
 
