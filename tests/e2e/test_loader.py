@@ -68,7 +68,7 @@ def use(model: Model, path: Path, skip_fingerprint: bool = False) -> None:
 
 
 def load_sanitized(model: Path, path: Path) -> None:
-    """Load the file once more in a process whose loader is built with AddressSanitizer, which ends at its first error."""
+    """Load the file in a process whose loader is built with AddressSanitizer, which ends at its first error."""
     result = subprocess.run([paths.sanitized_loader(), model, path], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(("refused\t", "ok\t"))
