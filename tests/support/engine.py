@@ -232,6 +232,22 @@ class Context:
     def reusable(self, seq: int, n_past: int, *ranges: tuple[int, int]) -> int:
         return int(capi.llama_ridgefill_seq_reusable(self.handle, seq, capi.ranges(ranges), len(ranges), n_past))
 
+    def capture(self, prompt: Sequence[int], layer: int) -> dict[str, NDArray[np.float32]]:
+        """Decode a prompt, return the values of all sites from a layer on, ``[n_tokens][width]`` by name."""
+        if capi.llama_ridgefill_capture(self.handle, layer) != 0:
+            raise capi.RidgeFillError(capi.last_error())
+        self.decode({0: prompt})
+        values = {}
+        for i in range(capi.llama_ridgefill_n_sites(self.handle)):
+            name = capi.llama_ridgefill_site_name(self.handle, i).decode()
+            shape = (len(prompt), capi.llama_ridgefill_site_width(self.handle, i))
+            data = capi.llama_ridgefill_site_data(self.handle, i)
+            if not data:
+                raise capi.RidgeFillError(f"no data for site {name}")
+            values[name] = np.ctypeslib.as_array(data, shape).copy()
+        capi.llama_ridgefill_capture(self.handle, -1)
+        return values
+
     def counters(self) -> capi.Counters:
         return capi.llama_ridgefill_get_counters(self.handle)
 

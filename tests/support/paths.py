@@ -35,6 +35,11 @@ def stock_library() -> Path:
     return _find("RIDGEFILL_STOCK_LIB_PATH", "libllama.so", [_BUILD / "stock"], "the unpatched library")
 
 
+def tool(name: str) -> Path:
+    """A program of the build that is not part of the package."""
+    return _find("RIDGEFILL_TOOLS_PATH", name, [_BUILD / "bin"], f"the program {name}") / name
+
+
 def smollm2() -> Path:
     """The SmolLM2-135M-Instruct model, as `make models` puts it."""
     path = Path(os.environ.get("RIDGEFILL_SMOLLM2", REPOSITORY / "build" / "models" / "smollm2.gguf"))
