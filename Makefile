@@ -113,7 +113,7 @@ serve: $(VENV)/.package $(MODELS)/smollm2.gguf
 test: $(VENV)/.package $(MODELS)/smollm2.gguf
 	cmake --build $(ENGINE)/build --target ridgefill-tests ridgefill-stock
 	ctest --test-dir $(ENGINE)/build --output-on-failure
-	RIDGEFILL_SMOLLM2=$(abspath $(MODELS))/smollm2.gguf $(PY) -m pytest
+	$(PY) -m pytest
 
 lint: $(VENV)/.package
 	$(PY) -m ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -283,6 +284,9 @@ def _interruptible(run: _Run) -> Iterator[None]:
         run.interrupted = True
         signal.signal(signal.SIGINT, previous)
 
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can have a handler
+        return
     previous = signal.signal(signal.SIGINT, stop)
     try:
         yield

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from pyridgefill._library import installed_folder
 from pyridgefill.errors import NativeError
 
 
@@ -25,8 +26,7 @@ def program_path(name: str) -> Path:
     NativeError
         If it is not there.
     """
-    folder = os.environ.get("RIDGEFILL_BIN_PATH") or Path(__file__).resolve().parent / "bin"
-    path = Path(folder) / name
+    path = Path(os.environ.get("RIDGEFILL_BIN_PATH") or installed_folder("bin")) / name
     if not path.is_file():
         raise NativeError(f"{path}: no such program", "install the package with pip, or set RIDGEFILL_BIN_PATH")
     return path

@@ -8,20 +8,10 @@ from typing import Annotated
 
 import typer
 
-from pyridgefill._library import installed_folder
 from pyridgefill.cli.common import ModelArgument
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.maps import read_base_model, read_maps
-
-
-def server_path() -> Path:
-    """The bundled llama-server, or the one in `RIDGEFILL_LIB_PATH` (for development)."""
-    override = os.environ.get("RIDGEFILL_LIB_PATH")
-    folder = Path(override) if override else installed_folder("bin")
-    program = folder / "llama-server"
-    if not program.is_file():
-        raise RidgeFillError(f"no llama-server in {folder}", "install the package with pip, which builds it")
-    return program
+from pyridgefill.server import program_path
 
 
 def serve(
@@ -31,7 +21,7 @@ def serve(
     check: Annotated[bool, typer.Option("--check/--no-check", help="Compare the maps with the model first.")] = True,
 ) -> None:
     """Start llama-server with maps; all further options go to it."""
-    program = server_path()
+    program = program_path("llama-server")
     if check:
         expected, found = read_base_model(model), read_maps(maps).base
         if expected != found:

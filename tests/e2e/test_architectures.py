@@ -62,7 +62,7 @@ REFUSED = {
 def path(request, tmp_path) -> Iterator[Path]:
     """The model of an architecture, deleted after the test: all of them take a gigabyte."""
     name = re.sub("-(dense|moe)$", "", request.param)
-    maker = paths.tool("test-llama-archs")
+    maker = paths.model_maker()
     subprocess.run([maker, "-s", "1", "-a", name, "-o", str(tmp_path)], check=True, capture_output=True)
     path = tmp_path / f"{request.param}.gguf"
     yield path

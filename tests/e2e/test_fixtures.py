@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 from support.families import FAMILIES
-from support.oracle import output_tensors, zero_tensors
 from support.options import ContextOptions
+from support.oracle import output_tensors, zero_tensors
 from support.runs import Job, Result, run_stock
 from support.tokens import tokens
 

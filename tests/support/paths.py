@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pyridgefill._library import library_folder
+from pyridgefill._library import installed_folder, library_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _BUILD = REPOSITORY / "build" / "engine" / "build"
@@ -35,9 +35,23 @@ def stock_library() -> Path:
     return _find("RIDGEFILL_STOCK_LIB_PATH", "libllama.so", [_BUILD / "stock"], "the unpatched library")
 
 
-def tool(name: str) -> Path:
-    """A program of the build that is not part of the package."""
-    return _find("RIDGEFILL_TOOLS_PATH", name, [_BUILD / "bin"], f"the program {name}") / name
+def programs() -> Path:
+    """Folder of llama-server and the other programs."""
+    return _find("RIDGEFILL_BIN_PATH", "llama-server", [installed_folder("bin"), _BUILD / "bin"], "llama-server")
+
+
+def sanitized_loader() -> Path:
+    """The program that loads maps files under AddressSanitizer."""
+    return _test_program("test-ridgefill-load")
+
+
+def model_maker() -> Path:
+    """Upstream's maker of tiny random models."""
+    return _test_program("test-llama-archs")
+
+
+def _test_program(name: str) -> Path:
+    return _find("RIDGEFILL_TESTS_BIN_PATH", name, [_BUILD / "bin"], f"the program {name}") / name
 
 
 def smollm2() -> Path:

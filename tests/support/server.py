@@ -67,7 +67,7 @@ class Answer:
         rows = self.rows
         return (rows["filled"], rows["exact"], rows["reused"]) == (filled, exact, reused)
 
-    def same(self, other: Answer, tolerance: float = 0.03) -> bool:
+    def same(self, other: Answer, tolerance: float) -> bool:
         """Equal log probabilities and greedy tokens, to rounding.
 
         Batches of another size round differently, and flash attention on the CPU sums in half precision; one filled
@@ -82,9 +82,9 @@ class Answer:
         return True
 
 
-def same(answer: Answer, other: Answer) -> bool:
+def same(answer: Answer, other: Answer, tolerance: float = 0.03) -> bool:
     """For assertions: pytest prints both answers."""
-    return answer.same(other)
+    return answer.same(other, tolerance)
 
 
 class Server:
@@ -126,7 +126,10 @@ class Server:
 
     def stream(self, route: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         """All events of a streamed answer."""
-        with self.http.stream("POST", route, json={**body, "stream": True}) as response:
+        with (
+            httpx.Client(base_url=self.url, timeout=120) as client,  # the server ends the connection with the stream
+            client.stream("POST", route, json={**body, "stream": True}) as response,
+        ):
             assert response.status_code == 200, response.read()
             lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
         return [json.loads(line) for line in lines]
@@ -173,7 +176,18 @@ def serve(
 ) -> Iterator[Server]:
     """Start a server, with RidgeFill's small settings if there are maps; it must stop cleanly."""
     port = _free_port()
-    command = [program("llama-server"), "-m", model, "--host", "127.0.0.1", "--port", port, *SMALL, "--metrics", "--slots"]
+    command = [
+        program("llama-server"),
+        "-m",
+        model,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        port,
+        *SMALL,
+        "--metrics",
+        "--slots",
+    ]
     if maps is not None:
         command += ["--ridgefill-maps", maps, *RIDGEFILL]
     with log.open("wb") as out:

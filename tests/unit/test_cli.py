@@ -136,7 +136,7 @@ def test_errors_are_one_line_and_not_zero(
     monkeypatch.chdir(tmp_path)
     # an engine folder of its own, so that the errors of `serve` do not depend on an installed one
     (tmp_path / "llama-server").write_text("")
-    monkeypatch.setenv("RIDGEFILL_LIB_PATH", str(tmp_path))
+    monkeypatch.setenv("RIDGEFILL_BIN_PATH", str(tmp_path))
     output(capsys, "fit", sums, "-o", "maps.gguf")
     arguments, code, message = ERRORS[case]
     places = {"MODEL": model, "SUMS": sums, "SELF": __file__, "MAPS": "maps.gguf"}

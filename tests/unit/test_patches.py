@@ -103,8 +103,8 @@ def test_context_is_one_line() -> None:
 
 
 def test_table_counts_every_changed_line() -> None:
-    counted = changed(PATCHES)
-    wrong = [f"{path} {counted[path]}" for path in sorted({*table(), *counted}) if table().get(path, 0) != counted[path]]
+    rows, counted = table(), changed(PATCHES)
+    wrong = [f"{path} {counted[path]}" for path in sorted({*rows, *counted}) if rows.get(path, 0) != counted[path]]
     assert wrong == [], "what the table in llama.cpp/README.md must say"
 
 

@@ -108,7 +108,7 @@ def test_choice_of_damping_equals_brute_force() -> None:
 
 def test_collinear_features() -> None:
     x, y, _, _ = data(300)
-    x = np.hstack([x, x[:, :4], np.zeros((300, 1))])
+    x = np.hstack([x, x, x @ np.random.default_rng(3).standard_normal((8, 30)), np.zeros((300, 1))])
     ridge = RidgeProblem(sums_of(x, y), sums_of(x, y))
     damped = ridge.solve(ALL, 1e-8 * ridge.mean_eigenvalue)
     assert r_squared(ridge.held, ALL, damped.dense(), damped.bias) > 0.999999

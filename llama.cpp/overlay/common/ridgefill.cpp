@@ -1,0 +1,162 @@
+#include "ridgefill.h"
+
+#include "log.h"
+
+#include <cinttypes>
+#include <filesystem>
+#include <stdexcept>
+
+// programs that stop because of it do not flush the log themselves
+static bool fail(const std::string & message) {
+    LOG_ERR("error: %s\n", message.c_str());
+    common_log_flush(common_log_main());
+    return false;
+}
+
+template <typename F>
+static std::string meta_str(F get) {
+    std::string res(256, '\0');
+    const int32_t n = get(&res[0], res.size());
+    if (n < 0) {
+        return "";
+    }
+    if ((size_t) n >= res.size()) {
+        res.resize(n + 1);
+        get(&res[0], res.size());
+    }
+    res.resize(n);
+    return res;
+}
+
+static common_ridgefill_info get_info(const common_params_ridgefill & params, const llama_ridgefill * maps, int32_t split) {
+    const auto defaults = llama_ridgefill_default_plan_params(maps);
+
+    common_ridgefill_info info;
+    info.loaded     = true;
+    info.file       = std::filesystem::path(params.maps).filename().string();
+    info.hash       = llama_ridgefill_hash(maps);
+    info.size       = llama_ridgefill_size(maps);
+    info.split      = split;
+    info.tail       = params.tail       >= 0 ? params.tail       : defaults.tail;
+    info.sink       = params.sink       >= 0 ? params.sink       : defaults.sink;
+    info.min_prompt = params.min_prompt >= 0 ? params.min_prompt : defaults.min_prompt;
+
+    for (int32_t i = 0; i < llama_ridgefill_n_splits(maps); i++) {
+        info.splits.push_back(llama_ridgefill_split(maps, i));
+    }
+
+    for (int32_t i = 0; i < llama_ridgefill_meta_count(maps); i++) {
+        info.meta.emplace_back(
+            meta_str([&](char * buf, size_t size) { return llama_ridgefill_meta_key_by_index    (maps, i, buf, size); }),
+            meta_str([&](char * buf, size_t size) { return llama_ridgefill_meta_val_str_by_index(maps, i, buf, size); }));
+    }
+
+    return info;
+}
+
+bool common_ridgefill::load(common_params & params, llama_model * model, llama_context * ctx) {
+    auto & rf = params.ridgefill;
+    rf.info = {};
+
+    if (rf.maps.empty()) {
+        return true;
+    }
+
+    try {
+        common_ridgefill_check(params); // the options may have changed since they were parsed
+    } catch (const std::invalid_argument & e) {
+        return fail(e.what());
+    }
+
+    if (llama_pooling_type(ctx) != LLAMA_POOLING_TYPE_NONE) {
+        return fail("--ridgefill-maps cannot be used with this model: it pools the output of all rows, and filled rows have none");
+    }
+
+    maps = llama_ridgefill_init(model, rf.maps.c_str(), llama_ridgefill_default_params());
+    if (maps == nullptr) {
+        return fail(string_format("failed to load RidgeFill maps: %s", llama_ridgefill_last_error()));
+    }
+
+    auto cparams = llama_ridgefill_default_context_params();
+    cparams.split = rf.split;
+
+    if (llama_set_ridgefill(ctx, maps, cparams) != 0) {
+        const std::string error = llama_ridgefill_last_error();
+        llama_ridgefill_free(maps);
+        maps = nullptr;
+        return fail(string_format("failed to use RidgeFill maps: %s", error.c_str()));
+    }
+    this->ctx = ctx;
+
+    rf.info = get_info(rf, maps, llama_ridgefill_ctx_split(ctx));
+
+    LOG_INF("ridgefill: maps '%s', hash %016" PRIx64 ", %.2f MiB, split %d, tail %d, sink %d, min-prompt %d\n",
+        rf.info.file.c_str(), rf.info.hash, rf.info.size / (1024.0 * 1024.0),
+        rf.info.split, rf.info.tail, rf.info.sink, rf.info.min_prompt);
+
+    return true;
+}
+
+void common_ridgefill::unload() {
+    if (maps == nullptr) {
+        return;
+    }
+
+    llama_set_ridgefill(ctx, nullptr, llama_ridgefill_default_context_params());
+    llama_ridgefill_free(maps);
+
+    maps = nullptr;
+    ctx  = nullptr;
+}
+
+std::vector<llama_ridgefill_range> common_ridgefill_plan(const llama_ridgefill_plan_params & params, int32_t n_prompt) {
+    std::vector<llama_ridgefill_range> ranges(LLAMA_RIDGEFILL_MAX_RANGES);
+
+    const int32_t n = llama_ridgefill_plan(params, n_prompt, ranges.data(), ranges.size());
+    if (n < 0) {
+        throw std::invalid_argument(std::string("ridgefill plan: ") + llama_ridgefill_last_error());
+    }
+    ranges.resize(n);
+
+    return ranges;
+}
+
+bool common_ridgefill_mark(const common_params & params, llama_context * ctx, int32_t n_prompt) {
+    const auto & info = params.ridgefill.info;
+    if (!info.loaded) {
+        return true;
+    }
+
+    // the last row of each batch has an output
+    std::vector<llama_ridgefill_range> exact;
+    for (int32_t p1 = params.n_batch; p1 < n_prompt; p1 += params.n_batch) {
+        exact.push_back({ p1 - 1, p1 });
+    }
+
+    llama_ridgefill_plan_params pparams = {};
+    pparams.tail       = info.tail;
+    pparams.sink       = info.sink;
+    pparams.min_prompt = info.min_prompt;
+    pparams.exact      = exact.data();
+    pparams.n_exact    = exact.size();
+
+    std::vector<llama_ridgefill_range> ranges;
+    try {
+        ranges = common_ridgefill_plan(pparams, n_prompt);
+    } catch (const std::invalid_argument & e) {
+        return fail(e.what());
+    }
+
+    if (llama_ridgefill_seq_mark(ctx, 0, ranges.data(), ranges.size()) != 0) {
+        return fail(string_format("failed to mark the rows to fill: %s", llama_ridgefill_last_error()));
+    }
+
+    int32_t n_fill = 0;
+    for (const auto & r : ranges) {
+        n_fill += r.p1 - r.p0;
+    }
+
+    LOG_INF("ridgefill: filling %d of %d prompt rows, split %d, tail %d\n", n_fill, n_prompt, info.split, info.tail);
+
+    return true;
+}

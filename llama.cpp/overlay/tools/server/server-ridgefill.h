@@ -1,0 +1,96 @@
+#pragma once
+
+// RidgeFill in the server: what a request asks for, what its slot did, what the endpoints tell about it
+
+#include "ridgefill.h"
+#include "json.h"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+struct server_http_req;
+struct server_http_res;
+struct server_prompt;
+struct server_slot_stats;
+struct server_task;
+
+namespace server_schema { struct field; }
+
+// the "ridgefill" field of a request, -1 = the server's setting
+struct server_ridgefill_request {
+    bool    fill       = true;
+    int32_t tail       = -1;
+    int32_t sink       = -1;
+    int32_t min_prompt = -1;
+
+    std::vector<llama_ridgefill_range> spans; // rows that must run exact
+};
+
+// part of server_slot_stats
+struct server_ridgefill_stats {
+    int32_t  split    = -1; // -1 = no maps are loaded
+    int32_t  tail     = 0;
+    uint64_t n_filled = 0;
+
+    std::string reason; // why the whole prompt runs exact
+
+    // adds "ridgefill" to res, nothing if no maps are loaded
+    void to_json(common_json & res, uint64_t n_cached, uint64_t n_processed) const;
+};
+
+// part of server_metrics
+struct server_ridgefill_metrics {
+    bool loaded = false;
+
+    uint64_t n_filled   = 0; // rows
+    uint64_t n_exact    = 0; // rows
+    uint64_t n_requests = 0; // with at least one filled row
+
+    std::string to_prometheus() const;
+};
+
+// part of server_slot
+struct server_ridgefill_slot {
+    bool marked     = false; // rows are marked to be filled
+    bool drop_cells = false; // cells were computed from filled cells that are gone, so they must not be reused
+    bool counting   = false; // the slot processes a prompt of its own
+
+    llama_pos pos_counted = -1; // rows before it are part of the stats
+
+    // call before a context shift
+    void shift(llama_context * ctx, int32_t id_slot);
+
+    // call after a decode
+    void count(llama_context * ctx, int32_t id_slot, server_slot_stats & stats, server_ridgefill_metrics & metrics);
+
+    // call when the slot is released, logs what was done
+    // true = the slot's cells must not be kept
+    bool release(llama_context * ctx, int32_t id_slot, const server_task & task, const server_slot_stats & stats);
+};
+
+// call when a slot starts on its prompt, n_past tokens of which are cached
+// marks the rows to fill and returns the number of cached tokens that this request may reuse
+int32_t server_ridgefill_begin(
+        const common_params_ridgefill & params,
+        llama_context                 * ctx,
+        int32_t                         id_slot,
+        const server_task             & task,
+        server_prompt                 & prompt,
+        server_slot_stats             & stats,
+        server_ridgefill_slot         & slot,
+        int32_t                         n_past);
+
+// throws std::invalid_argument if the request asks for what the maps cannot do with its prompt
+void server_ridgefill_check(const common_params_ridgefill & params, const server_task & task);
+
+// the request field
+server_schema::field * server_ridgefill_field(const common_params & params);
+
+// adds "ridgefill" to the properties
+void server_ridgefill_props(const common_params_ridgefill & params, common_json & props);
+
+// GET /ridgefill, params must outlive the handler
+std::function<std::unique_ptr<server_http_res>(const server_http_req &)> server_ridgefill_get_handler(const common_params & params);
