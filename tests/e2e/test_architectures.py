@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import capi, gemma3n, maps, paths
-from support.capi import RidgeFillError
+from support.capi import RefusedError
 from support.engine import Context, Maps, Model
 from support.options import ContextOptions
 from support.oracle import oracle
@@ -117,7 +117,7 @@ def test_gemma3n_is_refused_by_name(tmp_path):
 def check_refused(path: Path, maps_path: Path, arch: str, reason: str, split: int) -> None:
     """Maps cannot be set, values cannot be captured, and the context then works as if nobody had tried."""
     with Model(path) as model, Maps(model, maps_path) as loaded, Context(model, ContextOptions(n_ctx=512)) as context:
-        with pytest.raises(RidgeFillError, match=f"'{arch}'.*{reason}"):
+        with pytest.raises(RefusedError, match=f"'{arch}'.*{reason}"):
             context.set_maps(loaded)
         assert context.split == -1
         assert capi.llama_ridgefill_capture(context.handle, split) != 0

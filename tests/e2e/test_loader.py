@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 from support import capi, maps, paths
-from support.capi import RidgeFillError
+from support.capi import RefusedError
 from support.engine import Context, Maps, Model
 from support.families import FAMILIES
 from support.options import ContextOptions
@@ -76,7 +76,7 @@ def load_sanitized(model: Path, path: Path) -> None:
 
 def refusal(model: Model, path: Path) -> str:
     load_sanitized(model.path, path)
-    with pytest.raises(RidgeFillError) as caught:
+    with pytest.raises(RefusedError) as caught:
         use(model, path)
     message = str(caught.value)
     assert message
@@ -405,7 +405,7 @@ def test_a_shape_is_never_overridden(model, valid, tmp_path, case):
     mutation, name = METADATA[case]
     raw = copy.deepcopy(valid)
     mutation(raw)
-    with pytest.raises(RidgeFillError, match=name):
+    with pytest.raises(RefusedError, match=name):
         Maps(model, raw.write(tmp_path / "maps.gguf"), skip_fingerprint=True)
 
 
