@@ -106,8 +106,11 @@ class Digest:
 
     def __init__(self) -> None:
         self._value = b""
+        self.before = ""
 
     def add(self, chunk: Chunk) -> None:
+        """Add a chunk; `before` is then the hash without it."""
+        self.before = self.hex()
         tokens = b"".join(token.to_bytes(4, "little", signed=True) for token in chunk.tokens)
         self._value = hashlib.blake2b(self._value + bytes([chunk.held_out]) + tokens, digest_size=16).digest()
 

@@ -21,7 +21,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from pyridgefill.builtin_corpora import DEFAULT_CORPORA
-from pyridgefill.collect import CollectOptions, chat_formatter, collect
+from pyridgefill.chat import chat_formatter
+from pyridgefill.collect import CollectOptions, collect
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.corpus import Corpus
 from pyridgefill.cost import cost_model

@@ -24,6 +24,10 @@ class RidgeFillError(Exception):
         return " ".join(text.split())
 
 
+class Interrupted(RidgeFillError):  # noqa: N818  # like KeyboardInterrupt
+    """Ctrl-C ended a run that can be resumed."""
+
+
 class MapsError(RidgeFillError):
     """A maps file or map set that breaks the format."""
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from pyridgefill.builtin_corpora import BUILTIN, DEFAULT_CORPORA
 from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, TargetOption, WeightTypeOption
-from pyridgefill.collect import CollectOptions, Progress
+from pyridgefill.collect import CollectOptions
 from pyridgefill.collect import collect as run_collect
+from pyridgefill.collect_run import Progress
 from pyridgefill.corpus import Corpus
+from pyridgefill.errors import Interrupted
 from pyridgefill.fit import DEFAULT_RECOMMENDED, FitOptions, fit_maps
 from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
@@ -74,7 +76,7 @@ def collect(
     parse_special: SpecialOption = True,
     resume: ResumeOption = False,
     as_json: JsonOption = False,
-) -> int:
+) -> None:
     """Stream text through the model and write the sums that maps are fitted from."""
     targets = TARGETS if common.choice("--target", target, (*TARGETS, "both")) == "both" else (target,)
     options = CollectOptions(
@@ -97,7 +99,8 @@ def collect(
     common.choice("--errors", errors, ("strict", "replace"))
     statistics, complete = _collect(model, output, corpus, errors, options, resume=resume)
     _report_statistics(statistics, as_json=as_json)
-    return 0 if complete else _interrupted(output)
+    if not complete:
+        _interrupted(output)
 
 
 def merge(
@@ -158,7 +161,7 @@ def calibrate(
     ] = None,
     resume: ResumeOption = False,
     as_json: JsonOption = False,
-) -> int:
+) -> None:
     """Make a maps file: collect, then fit."""
     options = CollectOptions(
         splits=common.parse_splits(splits, read_base_model(model).block_count),
@@ -173,14 +176,13 @@ def calibrate(
     sums = statistics or output.with_name(output.name + ".statistics.npz")
     collected, complete = _collect(model, sums, corpus, errors, options, resume=resume)
     if not complete:
-        return _interrupted(sums)
+        _interrupted(sums)
     recommended = Recommended(sink=sink, tail=tail, min_prompt=min_prompt)
     maps = _fit(collected, FitOptions(options.targets[0], rank), None, recommended)
     write_maps(output, maps, weight_type=weight_type)
     if statistics is None:
         sums.unlink()
     _report_maps(output, maps, as_json=as_json)
-    return 0
 
 
 def _collect(
@@ -217,9 +219,8 @@ def _fit(
         )
 
 
-def _interrupted(statistics: Path) -> int:
-    common.stderr.print(f"interrupted; the sums so far are in {statistics}: run the same command with --resume")
-    return 130
+def _interrupted(statistics: Path) -> NoReturn:
+    raise Interrupted(f"interrupted, the sums so far are in {statistics}", "run the same command with --resume")
 
 
 def _report_statistics(statistics: Statistics, *, as_json: bool) -> None:

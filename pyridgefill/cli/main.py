@@ -13,7 +13,7 @@ import typer
 
 from pyridgefill import __version__
 from pyridgefill.cli import calibration, files, serve
-from pyridgefill.errors import RidgeFillError
+from pyridgefill.errors import Interrupted, RidgeFillError
 from pyridgefill.models import fetch_model_command
 
 app = typer.Typer(
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     except RidgeFillError as error:
         if debug:
             raise
-        return _fail(str(error), 1)
+        return _fail(str(error), 130 if isinstance(error, Interrupted) else 1)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except BrokenPipeError:
@@ -73,6 +73,8 @@ def run(arguments: Sequence[str]) -> int:
         if debug:
             raise
         return _fail(f"unexpected {type(error).__name__}: {error}", 1, hint="run pyridgefill --debug ... and report it")
+    if result == 130:
+        return _fail("interrupted", 130)  # typer's own handling of Ctrl-C says nothing
     return result if isinstance(result, int) else 0
 
 

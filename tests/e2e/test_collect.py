@@ -11,8 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import paths
+from support.families import FAMILIES
+from support.tokens import tokens
 
-from pyridgefill.collect import CollectOptions, Progress, chat_formatter, collect
+from pyridgefill.chat import chat_formatter
+from pyridgefill.collect import CollectOptions, collect
+from pyridgefill.collect_run import Progress
 from pyridgefill.corpus import Corpus
 from pyridgefill.engine import CaptureEngine
 from pyridgefill.errors import CorpusError, ModelError, StatisticsError
@@ -21,9 +26,6 @@ from pyridgefill.maps import Site, read_base_model
 from pyridgefill.statistics import Statistics
 from pyridgefill.statistics_file import read_statistics
 from pyridgefill.sums import Settings
-from support import paths
-from support.families import FAMILIES
-from support.tokens import tokens
 
 ARRAYS = ("xx", "yx", "x", "y", "yy")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import gguf
 import pytest
 from server.conftest import Kit
-from support.server import SINK, TAIL, Answer, Server, same
+from support.raw_gguf import RawGGUF, RawKey
+from support.server import SINK, TAIL, Answer, Server, same, serve
 from support.tokens import tokens
 
 PROMPT = tokens(300)
@@ -132,6 +134,22 @@ def test_routes(server: Server, route: str) -> None:
         assert (filled > 0) == is_filled
         if timings := response.json().get("timings"):
             assert timings["ridgefill"]["filled"] == filled
+
+
+def test_infill(kit: Kit) -> None:
+    model = RawGGUF.read(kit.model())
+    for token, name in enumerate(("pre", "suf", "mid"), start=1):
+        model.keys.append(RawKey(f"tokenizer.ggml.fim_{name}_token_id", gguf.GGUFValueType.UINT32, token))
+    path = model.write(kit.folder / "infill.gguf")
+    body = {"input_prefix": "word " * 250, "input_suffix": "word", "n_predict": 4, **FRESH}
+    options = ("-np", "1", "-c", "1024", "-b", "512")  # the prefix is cut to three quarters of a batch
+    with serve(path, *options, maps=kit.poison(), log=kit.folder / "infill.log") as server:
+        for field, is_filled in (({}, True), ({"ridgefill": False}, False), ({"ridgefill": {"tail": 16}}, True)):
+            rows = server.post("/infill", body | field).json()["timings"]["ridgefill"]
+            assert (rows["filled"] > 0) == is_filled
+        refused = server.post("/infill", body | {"ridgefill": "yes"})
+        assert refused.status_code == 400, refused.text
+        assert "Field 'ridgefill'" in refused.text
 
 
 @pytest.mark.parametrize("route", ROUTES)

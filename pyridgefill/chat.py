@@ -1,0 +1,34 @@
+"""The model's own chat template, as llama-cpp-python renders it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyridgefill.chunks import ChatFormatter
+from pyridgefill.engine import CaptureEngine
+
+
+def chat_formatter(engine: CaptureEngine, *, add_generation_prompt: bool = False) -> ChatFormatter | None:
+    """The model's own chat template, None if it has none."""
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    from pyridgefill._native import llama_cpp
+
+    template = llama_cpp.llama_model_chat_template(engine.model, None)
+    if not template:
+        return None
+    vocab = llama_cpp.llama_model_get_vocab(engine.model)
+    formatter = Jinja2ChatFormatter(
+        template=template.decode(),
+        eos_token=engine.text_of(llama_cpp.llama_vocab_eos(vocab)),
+        bos_token=engine.text_of(llama_cpp.llama_vocab_bos(vocab)),
+        add_generation_prompt=add_generation_prompt,
+    )
+
+    def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
+        # the template's input is what the user's file says
+        arguments: dict[str, Any] = {"messages": list(messages), "tools": list(tools) or None}
+        return str(formatter(**arguments).prompt)
+
+    return render
