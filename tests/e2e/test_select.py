@@ -146,9 +146,9 @@ def test_a_prompt_that_stops_in_its_tail_leaves_nothing_to_reuse(workshop: Any) 
 def test_what_cannot_be_selected(workshop: Any) -> None:
     with context(workshop, "llama", options("llama")) as ctx:
         for heads in ([(-1, 0)], [(0, -1)], [(7, 0)], [(0, 99)]):
-            with pytest.raises(capi.RidgeFillError, match="expected heads that exist in layers below"):
+            with pytest.raises(capi.RefusedError, match="expected heads that exist in layers below"):
                 ctx.select(0, "attention", N, TAIL, 8, heads=heads)
-        with pytest.raises(capi.RidgeFillError, match="no retrieval heads"):
+        with pytest.raises(capi.RefusedError, match="no retrieval heads"):
             ctx.select(0, "attention", N, TAIL, 8)
         ctx.mark(0, (SINK, N - TAIL))
         ctx.select(0, "attention", N, TAIL, 8, heads=HEADS)
@@ -156,7 +156,7 @@ def test_what_cannot_be_selected(workshop: Any) -> None:
             ctx.decode({0: tokens(N - 10)}, 1)
     for family in ("qwen35", "mamba2"):
         with (
-            pytest.raises(capi.RidgeFillError, match="cannot run filled rows again"),
+            pytest.raises(capi.RefusedError, match="cannot run filled rows again"),
             context(workshop, family, options(family)),
         ):
             pass
