@@ -152,7 +152,17 @@ bool llama_context::ridgefill_finish() {
         const llama_pos p_tail = selection.n_prompt - selection.tail;
 
         try {
-            ridgefill.selected = selection.choose(marks.plan[seq_id]);
+            // reused rows may be exact, or have no split state
+            llama_ridgefill_ranges able;
+            for (const auto & r : marks.plan[seq_id].get()) {
+                for (llama_pos p = r.p0; p < std::min(r.p1, p_tail); ++p) {
+                    if (marks.filled[seq_id].contains(p) && marks.states[seq_id].contains(p)) {
+                        able.add(p, p + 1, 0);
+                    }
+                }
+            }
+
+            ridgefill.selected = selection.choose(able);
             ridgefill_upper(seq_id, ridgefill.selected);
             for (const llama_pos p : ridgefill.selected) {
                 marks.filled[seq_id].erase(p, p + 1);
