@@ -1,4 +1,4 @@
-"""Every malformed maps file is refused with the name of the tensor or key, and a well-formed one still loads after it."""
+"""Every malformed maps file is refused with the name of the tensor or key; a well-formed one still loads after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 from support import capi, maps, paths
-from support.capi import RidgeFillError
+from support.capi import RefusedError
 from support.engine import Context, Maps, Model
 from support.families import FAMILIES
 from support.options import ContextOptions
@@ -68,7 +68,7 @@ def use(model: Model, path: Path, skip_fingerprint: bool = False) -> None:
 
 
 def load_sanitized(model: Path, path: Path) -> None:
-    """Load the file once more in a process whose loader is built with AddressSanitizer, which ends at its first error."""
+    """Load the file once more in a process whose loader is built with AddressSanitizer: it ends at its first error."""
     result = subprocess.run([paths.sanitized_loader(), model, path], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(("refused\t", "ok\t"))
@@ -76,7 +76,7 @@ def load_sanitized(model: Path, path: Path) -> None:
 
 def refusal(model: Model, path: Path) -> str:
     load_sanitized(model.path, path)
-    with pytest.raises(RidgeFillError) as caught:
+    with pytest.raises(RefusedError) as caught:
         use(model, path)
     message = str(caught.value)
     assert message
@@ -405,7 +405,7 @@ def test_a_shape_is_never_overridden(model, valid, tmp_path, case):
     mutation, name = METADATA[case]
     raw = copy.deepcopy(valid)
     mutation(raw)
-    with pytest.raises(RidgeFillError, match=name):
+    with pytest.raises(RefusedError, match=name):
         Maps(model, raw.write(tmp_path / "maps.gguf"), skip_fingerprint=True)
 
 
@@ -423,7 +423,19 @@ def test_truncated_anywhere(model, valid, tmp_path):
     """Cut in the header, in each key, in the tensor list and in the data."""
     data = valid.write(tmp_path / "whole.gguf").read_bytes()
     n_head = len(valid.head())
-    cuts = {0, 1, 4, 8, 16, 23, *range(24, n_head, 97), n_head - 1, n_head, len(data) - 4 * N_EMBD * WIDTH, len(data) - 32}
+    cuts = {
+        0,
+        1,
+        4,
+        8,
+        16,
+        23,
+        *range(24, n_head, 97),
+        n_head - 1,
+        n_head,
+        len(data) - 4 * N_EMBD * WIDTH,
+        len(data) - 32,
+    }
     path = tmp_path / "maps.gguf"
     for cut in sorted(cuts):
         path.write_bytes(data[:cut])

@@ -200,7 +200,10 @@ def test_a_filled_prompt_decodes_on_like_an_exact_one(workshop, name):
             context.decode(prompts)
             steps = zip(tokens(30, seed=2), tokens(30, seed=3), strict=True)
             return np.stack(
-                [context.decode_rows([(a, 500 + i, 0), (b, 100 + i, 1)], [True, True]) for i, (a, b) in enumerate(steps)]
+                [
+                    context.decode_rows([(a, 500 + i, 0), (b, 100 + i, 1)], [True, True])
+                    for i, (a, b) in enumerate(steps)
+                ]
             )
 
         exact = run()

@@ -70,12 +70,13 @@ HEADS = [(0, 0), (1, 1), (2, 0)]
 def test_scores_are_those_of_the_models_own_softmax(workshop: Any, family: str) -> None:
     # without flash attention the probabilities are the model's, with it they are computed beside it;
     # the layers below round differently with it, which moves a probability of 0.5 by up to 0.003
+    heads = [(0, 0), (1, 0), (2, 0)] if family == "gemma3" else HEADS  # the tiny gemma3 has one head
     prompt, found = tokens(N), []
     for flash in (False, True):
         with context(workshop, family, options(family, "f16", flash)) as ctx:
-            filled(ctx, prompt, "attention", 24, heads=HEADS, n_query=40)
+            filled(ctx, prompt, "attention", 24, heads=heads, n_query=40)
             found.append(ctx.scores(N))
-    assert found[0].shape == (len(HEADS), N)
+    assert found[0].shape == (len(heads), N)
     assert (found[0].max(axis=1) > 0.01).all()
     assert np.abs(found[0] - found[1]).max() < 1e-2
 
@@ -145,9 +146,9 @@ def test_a_prompt_that_stops_in_its_tail_leaves_nothing_to_reuse(workshop: Any) 
 def test_what_cannot_be_selected(workshop: Any) -> None:
     with context(workshop, "llama", options("llama")) as ctx:
         for heads in ([(-1, 0)], [(0, -1)], [(7, 0)], [(0, 99)]):
-            with pytest.raises(capi.RidgeFillError, match="expected heads that exist in layers below"):
+            with pytest.raises(capi.RefusedError, match="expected heads that exist in layers below"):
                 ctx.select(0, "attention", N, TAIL, 8, heads=heads)
-        with pytest.raises(capi.RidgeFillError, match="no retrieval heads"):
+        with pytest.raises(capi.RefusedError, match="no retrieval heads"):
             ctx.select(0, "attention", N, TAIL, 8)
         ctx.mark(0, (SINK, N - TAIL))
         ctx.select(0, "attention", N, TAIL, 8, heads=HEADS)
@@ -155,7 +156,7 @@ def test_what_cannot_be_selected(workshop: Any) -> None:
             ctx.decode({0: tokens(N - 10)}, 1)
     for family in ("qwen35", "mamba2"):
         with (
-            pytest.raises(capi.RidgeFillError, match="cannot run filled rows again"),
+            pytest.raises(capi.RefusedError, match="cannot run filled rows again"),
             context(workshop, family, options(family)),
         ):
             pass

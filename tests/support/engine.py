@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -115,7 +116,7 @@ class Context:
     # decoding
 
     def decode_rows(self, rows: Sequence[tuple[int, int, int]], want: Sequence[bool]) -> Logits:
-        """Decode one batch of ``(token, position, sequence)`` rows; logits of the wanted ones, ``[n_wanted][n_vocab]``."""
+        """Decode one batch of ``(token, position, sequence)`` rows, return the wanted rows of logits."""
         batch = llama_cpp.llama_batch_init(len(rows), 0, 1)
         try:
             batch.n_tokens = len(rows)
@@ -173,8 +174,10 @@ class Context:
             for (seq, _), want in zip(rows, wanted):
                 if want:
                     logits[seq].append(next(got))
-        return {seq: np.stack(rows) if rows else np.empty((0, self.model.n_vocab), np.float32)
-                for seq, rows in logits.items()}
+        return {
+            seq: np.stack(rows) if rows else np.empty((0, self.model.n_vocab), np.float32)
+            for seq, rows in logits.items()
+        }
 
     # memory
 
@@ -213,10 +216,10 @@ class Context:
 
     def set_maps(self, maps: Maps | None, split: int = -1, states: str | None = None) -> None:
         """Use maps; ``states`` is the type of the split states to keep, None to keep none."""
-        params = capi.ContextParams(split, states is not None, GGML_TYPES[states or "f32"])
+        params = capi.llama_ridgefill_context_params(split, states is not None, GGML_TYPES[states or "f32"])
         status = capi.llama_set_ridgefill(self.handle, maps.handle if maps else None, params)
         if status != 0:
-            raise capi.RidgeFillError(capi.last_error())
+            raise capi.RefusedError(capi.last_error())
 
     @property
     def split(self) -> int:
@@ -225,42 +228,7 @@ class Context:
     def mark(self, seq: int, *ranges: tuple[int, int]) -> None:
         """Rows of a sequence that are filled from now on, as ranges ``[p0, p1)``."""
         if capi.llama_ridgefill_seq_mark(self.handle, seq, capi.ranges(ranges), len(ranges)) != 0:
-            raise capi.RidgeFillError(capi.last_error())
-
-    def select(
-        self, seq: int, kind: str, n_prompt: int, tail: int, budget: int, n_pool: int = 1, n_query: int = 16,
-        heads: Sequence[tuple[int, int]] = (),
-    ) -> None:  # fmt: skip
-        """Choose rows among the marked ones when the prompt has been read; call after ``mark``."""
-        array = (capi.Head * max(1, len(heads)))(*[capi.Head(*head) for head in heads])
-        params = capi.SelectParams(capi.SELECT[kind], budget, n_pool, n_query, array, len(heads))
-        if capi.llama_ridgefill_seq_select(self.handle, seq, n_prompt, tail, params) != 0:
-            raise capi.RidgeFillError(capi.last_error())
-
-    def selected(self) -> list[int]:
-        """Positions that the last finished selection ran."""
-        return list(capi.llama_ridgefill_selected(self.handle)[: capi.llama_ridgefill_n_selected(self.handle)])
-
-    def scores(self, n_prompt: int) -> np.ndarray:
-        """Scores of the last finished selection, ``[n_heads][n_prompt]``."""
-        count = capi.llama_ridgefill_n_score_heads(self.handle)
-        rows = [capi.llama_ridgefill_head_scores(self.handle, i) for i in range(count)]
-        return np.stack([np.ctypeslib.as_array(row, (n_prompt,)).copy() for row in rows])
-
-    def upper(self, seq: int, positions: Sequence[int]) -> int:
-        """Run cached rows through the upper layers again."""
-        array = (ctypes.c_int32 * len(positions))(*positions)
-        count = int(capi.llama_ridgefill_seq_upper(self.handle, seq, array, len(positions)))
-        if count < 0:
-            raise capi.RidgeFillError(capi.last_error())
-        return count
-
-    def heal(self, seq: int, n_max: int) -> int:
-        """Replace the next approximate rows by exact ones."""
-        count = int(capi.llama_ridgefill_seq_heal(self.handle, seq, n_max))
-        if count < 0:
-            raise capi.RidgeFillError(capi.last_error())
-        return count
+            raise capi.RefusedError(capi.last_error())
 
     def n_filled(self, seq: int, p0: int = 0, p1: int = -1) -> int:
         return int(capi.llama_ridgefill_seq_n_filled(self.handle, seq, p0, p1))
@@ -268,7 +236,59 @@ class Context:
     def reusable(self, seq: int, n_past: int, *ranges: tuple[int, int]) -> int:
         return int(capi.llama_ridgefill_seq_reusable(self.handle, seq, capi.ranges(ranges), len(ranges), n_past))
 
-    def counters(self) -> capi.Counters:
+    def capture(self, prompt: Sequence[int], layer: int) -> dict[str, NDArray[np.float32]]:
+        """Decode a prompt, return the values of all sites from a layer on, ``[n_tokens][width]`` by name."""
+        if capi.llama_ridgefill_capture(self.handle, layer) != 0:
+            raise capi.RefusedError(capi.last_error())
+        self.decode({0: prompt})
+        values = {}
+        for i in range(capi.llama_ridgefill_n_sites(self.handle)):
+            name = capi.llama_ridgefill_site_name(self.handle, i).decode()
+            shape = (len(prompt), capi.llama_ridgefill_site_width(self.handle, i))
+            data = capi.llama_ridgefill_site_data(self.handle, i)
+            if not data:
+                raise capi.RefusedError(f"no data for site {name}")
+            values[name] = np.ctypeslib.as_array(data, shape).copy()
+        capi.llama_ridgefill_capture(self.handle, -1)
+        return values
+
+    def select(
+        self,
+        seq: int,
+        kind: str,
+        n_prompt: int,
+        tail: int,
+        budget: int,
+        n_pool: int = 1,
+        n_query: int = 16,
+        heads: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Choose rows among the marked ones when the prompt has been read; call after ``mark``."""
+        head_type = capi.llama_ridgefill_head
+        array = (head_type * max(1, len(heads)))(*[head_type(*head) for head in heads])
+        kind_number = getattr(capi, f"LLAMA_RIDGEFILL_SELECT_{kind.upper()}")
+        params = capi.llama_ridgefill_select_params(kind_number, budget, n_pool, n_query, array, len(heads))
+        if capi.llama_ridgefill_seq_select(self.handle, seq, n_prompt, tail, params) != 0:
+            raise capi.RefusedError(capi.last_error())
+
+    def selected(self) -> list[int]:
+        """Positions that the last finished selection ran."""
+        return list(capi.llama_ridgefill_selected(self.handle)[: capi.llama_ridgefill_n_selected(self.handle)])
+
+    def scores(self, n_prompt: int) -> Logits:
+        """Scores of the last finished selection, ``[n_heads][n_prompt]``."""
+        count = capi.llama_ridgefill_n_score_heads(self.handle)
+        rows = [capi.llama_ridgefill_head_scores(self.handle, i) for i in range(count)]
+        return np.stack([np.ctypeslib.as_array(row, (n_prompt,)).copy() for row in rows])
+
+    def heal(self, seq: int, n_max: int) -> int:
+        """Replace the next approximate rows by exact ones."""
+        count = int(capi.llama_ridgefill_seq_heal(self.handle, seq, n_max))
+        if count < 0:
+            raise capi.RefusedError(capi.last_error())
+        return count
+
+    def counters(self) -> Any:
         return capi.llama_ridgefill_get_counters(self.handle)
 
     def reset_counters(self) -> None:
@@ -279,10 +299,10 @@ class Maps:
     """A loaded maps file; must be closed before its model and after every context that uses it."""
 
     def __init__(self, model: Model, path: Path, skip_fingerprint: bool = False) -> None:
-        params = capi.Params(skip_fingerprint=skip_fingerprint)
+        params = capi.llama_ridgefill_params(skip_fingerprint=skip_fingerprint)
         handle = capi.llama_ridgefill_init(model.handle, str(path).encode(), params)
         if not handle:
-            raise capi.RidgeFillError(capi.last_error())
+            raise capi.RefusedError(capi.last_error())
         self.handle = handle
 
     def close(self) -> None:
@@ -307,10 +327,10 @@ def plan(
 ) -> list[tuple[int, int]]:
     """The rows of a prompt to fill, at most ``n_max`` ranges of them."""
     out = capi.ranges([(0, 0)] * n_max)
-    params = capi.PlanParams(sink, tail, min_prompt, capi.ranges(exact), len(exact))
+    params = capi.llama_ridgefill_plan_params(sink, tail, min_prompt, capi.ranges(exact), len(exact))
     n = capi.llama_ridgefill_plan(params, n_prompt, out, n_max)
     if n < 0:
-        raise capi.RidgeFillError(capi.last_error())
+        raise capi.RefusedError(capi.last_error())
     return [(r.p0, r.p1) for r in out[:n]]
 
 

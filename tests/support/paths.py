@@ -42,8 +42,16 @@ def programs() -> Path:
 
 def sanitized_loader() -> Path:
     """The program that loads maps files under AddressSanitizer."""
-    name = "test-ridgefill-load"
-    return _find("RIDGEFILL_TESTS_BIN_PATH", name, [_BUILD / "bin"], "the loader test") / name
+    return _test_program("test-ridgefill-load")
+
+
+def model_maker() -> Path:
+    """Upstream's maker of tiny random models."""
+    return _test_program("test-llama-archs")
+
+
+def _test_program(name: str) -> Path:
+    return _find("RIDGEFILL_TESTS_BIN_PATH", name, [_BUILD / "bin"], f"the program {name}") / name
 
 
 def smollm2() -> Path:
