@@ -39,7 +39,7 @@ class RidgeFillConfig:
         Filled rows that run through all layers after all, before the tail does: `attention` takes those that the
         retrieval heads of the prompt's last rows attend to, `stride` blocks at equal distances (a control).
     budget
-        How many rows are selected: a share of the filled rows below 1, a number of rows from 1 on.
+        How many rows are selected: a share of the filled rows up to 1, a number of rows from 2 on.
     heads
         Retrieval heads as `(layer, head)`, in layers below the split; none: those of the maps file.
     pool, queries

@@ -92,7 +92,7 @@ class Fill:
         n_filled = sum(end - start for start, end in ranges)
         params = _native.llama_ridgefill_select_params(
             _SELECT[config.select] if selects else _SELECT["none"],
-            round(config.budget * n_filled) if config.budget < 1 else round(config.budget),
+            round(config.budget * n_filled) if config.budget <= 1 else round(config.budget),
             config.pool,
             config.queries,
             (_native.llama_ridgefill_head * max(1, len(config.heads)))(

@@ -133,6 +133,39 @@ def test_heal_after_selection(workshop: Any) -> None:
         assert np.abs(follow - ctx.decode({0: tokens(3, 8)}, 3, {0: N})[0]).max() < 1e-3 * np.ptp(follow)
 
 
+def test_rows_that_saw_filled_ones_are_not_exact(workshop: Any) -> None:
+    """Rows 100 to 109 ran before the filled rows in front of them were selected."""
+    prompt = tokens(N)
+    with context(workshop, "llama", options("llama")) as ctx:
+        ctx.decode({0: prompt}, 1)
+        want = ctx.state(0)
+        ctx.clear()
+        ctx.mark(0, (SINK, 100), (110, N - TAIL))
+        ctx.select(0, "stride", N, TAIL, N)
+        ctx.decode({0: prompt}, 1)
+        ctx.mark(0)
+        assert ctx.n_filled(0) == 0
+        assert ctx.reusable(0, N) == 100
+        while ctx.heal(0, 50):
+            pass
+        assert ctx.reusable(0, N) == N
+        assert len(ctx.state(0)) == len(want)  # nothing is noted behind the cells
+
+
+def test_reused_rows_are_selected_if_they_are_filled(workshop: Any) -> None:
+    prompt, n = tokens(N), N - 80
+    with context(workshop, "llama", options("llama")) as ctx:
+        filled(ctx, prompt[:n], "stride", 50)
+        first = set(ctx.selected())
+        ctx.mark(0, (SINK, N - TAIL))
+        ctx.select(0, "stride", N, TAIL, N)
+        ctx.decode({0: prompt[n:]}, 1, {0: n})
+        assert ctx.selected() == sorted(({*range(SINK, n - TAIL)} - first) | {*range(n, N - TAIL)})
+        # the very first one had only the sink before it, the next one saw filled cells
+        assert sorted(first)[0] == SINK
+        assert ctx.reusable(0, N) == sorted(first)[1]
+
+
 def test_a_prompt_that_stops_in_its_tail_leaves_nothing_to_reuse(workshop: Any) -> None:
     prompt = tokens(N)
     with context(workshop, "llama", options("llama")) as ctx:

@@ -20,7 +20,10 @@ def test_maps_are_described(server: Server, kit: Kit) -> None:
     maps = server.get("/ridgefill").json()
     assert maps["split"] == 3
     assert maps["splits"] == [3]
-    assert maps["defaults"] == {"tail": TAIL, "sink": SINK, "min_prompt": MIN_PROMPT}
+    plan = {"tail": TAIL, "sink": SINK, "min_prompt": MIN_PROMPT}
+    assert maps["defaults"] == plan | {"select": "none", "budget": 0.05}
+    assert maps["heads"] == []
+    assert maps["heal"] is False
     assert re.fullmatch("[0-9a-f]{16}", maps["hash"])
     assert maps["file"] == kit.poison().name
     assert maps["size"] > 0
@@ -30,7 +33,7 @@ def test_maps_are_described(server: Server, kit: Kit) -> None:
 def test_props(server: Server) -> None:
     maps = server.get("/ridgefill").json()
     props = server.get("/props").json()["ridgefill"]
-    assert props == {key: maps[key] for key in ("hash", "split", "splits", "defaults")}
+    assert props == {key: maps[key] for key in ("hash", "split", "splits", "defaults", "heads", "heal")}
 
 
 def test_no_path_is_told(server: Server, kit: Kit) -> None:
@@ -80,7 +83,7 @@ def test_one_log_line_per_request(kit: Kit) -> None:
         server.complete(PROMPT[:50])
         server.post("/completion", server.request(PROMPT, True, n_cmpl=2))
     lines = re.findall(r"ridgefill: (filled = .*)", server.log)
-    shape = "filled = {}, exact = {}, reused = {} rows, split = 3, tail = 64"
+    shape = "filled = {}, selected = 0, exact = {}, reused = {} rows, split = 3, tail = 64"
     assert lines[0] == shape.format(FILLED, TAIL + SINK, 0)
     assert lines[1] == shape.format(0, len(PROMPT) - SINK, SINK) + ", exact because the request turned it off"
     assert "exact because the prompt is shorter than min_prompt, 128" in lines[2]

@@ -188,7 +188,7 @@ BAD: list[tuple[Any, str]] = [
     ([True], "must be true, false or an object"),
     ({"tails": 5}, "unknown key 'tails'"),
     ({"": 1}, "unknown key ''"),
-    ({"select": "attention"}, "unknown key 'select'"),
+    ({"select": "attention"}, "select needs a server that keeps split states"),
     ({"tail": 0}, "tail must be an integer of at least 1"),
     ({"tail": -5}, "tail must be"),
     ({"tail": 2**31}, "tail must be"),

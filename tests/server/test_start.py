@@ -83,7 +83,8 @@ def test_environment(kit: Kit) -> None:
         "LLAMA_ARG_RIDGEFILL_MIN_PROMPT": "100",
     }
     with kit.serve("llama", "-np", "1", "-c", "1024", env=env) as server:
-        assert server.get("/ridgefill").json()["defaults"] == {"tail": 20, "sink": 10, "min_prompt": 100}
+        defaults = server.get("/ridgefill").json()["defaults"]
+        assert (defaults["tail"], defaults["sink"], defaults["min_prompt"]) == (20, 10, 100)
         assert server.complete(tokens(100)).rows["filled"] == 70
         assert server.complete(tokens(99)).rows["filled"] == 0
 
@@ -109,7 +110,8 @@ def test_awkward_path(kit: Kit, tmp_path: Path) -> None:
 
 def test_help_lists_the_options() -> None:
     text = run("llama-server", "--help").stdout
-    for option in ("maps", "split", "tail", "sink", "min-prompt"):
+    names = ("maps", "split", "tail", "sink", "min-prompt", "select", "budget", "heads", "pool", "queries", "heal")
+    for option in names:
         assert f"--ridgefill-{option}" in text
         assert f"LLAMA_ARG_RIDGEFILL_{option.replace('-', '_').upper()}" in text
 

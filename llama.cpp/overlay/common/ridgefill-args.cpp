@@ -4,6 +4,8 @@
 #include "common.h"
 #include "speculative.h"
 
+#include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <stdexcept>
 
@@ -12,6 +14,103 @@ static int32_t check_limits(int value, int min) {
         throw std::invalid_argument(string_format("must be at least %d, but got %d", min, value));
     }
     return value;
+}
+
+static constexpr const char * select_names[] = { "none", "stride", "attention" };
+
+const char * common_ridgefill_select_name(llama_ridgefill_select type) {
+    return select_names[type];
+}
+
+llama_ridgefill_select common_ridgefill_parse_select(const std::string & name) {
+    for (int i = LLAMA_RIDGEFILL_SELECT_NONE; i <= LLAMA_RIDGEFILL_SELECT_ATTENTION; i++) {
+        if (name == select_names[i]) {
+            return (llama_ridgefill_select) i;
+        }
+    }
+    throw std::invalid_argument(string_format("must be none, stride or attention, but got '%s'", name.substr(0, 64).c_str()));
+}
+
+double common_ridgefill_check_budget(double budget) {
+    const bool is_share = budget > 0.0 && budget <= 1.0;
+    const bool is_rows  = budget > 1.0 && budget <= INT32_MAX && budget == std::floor(budget);
+    if (!is_share && !is_rows) {
+        throw std::invalid_argument(string_format("must be a share above 0 and up to 1, or a whole number of rows from 2 on, but got %g", budget));
+    }
+    return budget;
+}
+
+static double parse_budget(const std::string & value) {
+    size_t n_read = 0;
+    const double budget = std::stod(value, &n_read);
+    if (n_read != value.size()) {
+        throw std::invalid_argument(string_format("must be a number, but got '%s'", value.c_str()));
+    }
+    return common_ridgefill_check_budget(budget);
+}
+
+static std::vector<llama_ridgefill_head> parse_heads(const std::string & value) {
+    std::vector<llama_ridgefill_head> heads;
+    for (const auto & part : string_split<std::string>(value, ',')) {
+        llama_ridgefill_head head;
+        int n_read = -1;
+        if (sscanf(part.c_str(), "%9d.%9d%n", &head.layer, &head.head, &n_read) != 2 || n_read != (int) part.size() || head.layer < 0 || head.head < 0) {
+            throw std::invalid_argument(string_format("must be a list like 9.6,11.1 (layer.head), but got '%s'", value.c_str()));
+        }
+        heads.push_back(head);
+    }
+    return heads;
+}
+
+// options that need split states
+static void add_select_args(const std::function<void(common_arg)> & add_opt) {
+    const std::initializer_list<enum llama_example> examples = { LLAMA_EXAMPLE_SERVER, LLAMA_EXAMPLE_CLI };
+
+    add_opt(common_arg(
+        {"--ridgefill-select"}, "{none,stride,attention}",
+        "filled rows that run through all layers after all, before the tail: none, evenly spread ones, or those that retrieval heads of the last rows attend to (default: none)",
+        [](common_params & params, const std::string & value) {
+            params.ridgefill.select = common_ridgefill_parse_select(value);
+        }
+    ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_SELECT"));
+    add_opt(common_arg(
+        {"--ridgefill-budget"}, "N",
+        "selected rows: a share of the filled rows up to 1, or a number of rows from 2 on (default: 0.05)",
+        [](common_params & params, const std::string & value) {
+            params.ridgefill.budget = parse_budget(value);
+        }
+    ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_BUDGET"));
+    add_opt(common_arg(
+        {"--ridgefill-heads"}, "L.H,L.H,...",
+        "retrieval heads below the split, layer.head counted from 0 (default: the maps' choice)",
+        [](common_params & params, const std::string & value) {
+            params.ridgefill.heads = parse_heads(value);
+        }
+    ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_HEADS"));
+    add_opt(common_arg(
+        {"--ridgefill-pool"}, "N",
+        "a row counts as much as the best of N neighbouring rows, itself in the middle (default: 7)",
+        [](common_params & params, int value) {
+            params.ridgefill.n_pool = check_limits(value, 1);
+            if (value % 2 == 0) {
+                throw std::invalid_argument(string_format("must be odd, but got %d", value));
+            }
+        }
+    ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_POOL"));
+    add_opt(common_arg(
+        {"--ridgefill-queries"}, "N",
+        "number of rows at the end of the prompt whose attention counts (default: 64)",
+        [](common_params & params, int value) {
+            params.ridgefill.n_query = check_limits(value, 1);
+        }
+    ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_QUERIES"));
+    add_opt(common_arg(
+        {"--ridgefill-heal"},
+        "while no request runs, replace filled rows by exact ones (default: disabled)",
+        [](common_params & params) {
+            params.ridgefill.heal = true;
+        }
+    ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_HEAL"));
 }
 
 void common_ridgefill_add_args(const std::function<void(common_arg)> & add_opt) {
@@ -54,6 +153,8 @@ void common_ridgefill_add_args(const std::function<void(common_arg)> & add_opt) 
             params.ridgefill.min_prompt = check_limits(value, 0);
         }
     ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_MIN_PROMPT"));
+
+    add_select_args(add_opt);
 }
 
 static void refuse(bool conflict, const char * option, const char * reason) {
@@ -66,12 +167,23 @@ static void refuse(bool conflict, const char * option, const char * reason) {
 void common_ridgefill_check(const common_params & params) {
     const auto & rf = params.ridgefill;
 
+    const bool keep_states = rf.select != LLAMA_RIDGEFILL_SELECT_NONE || rf.heal;
+    const bool is_select   = rf.budget >= 0.0 || rf.n_pool != -1 || rf.n_query != -1 || !rf.heads.empty();
+
     if (rf.maps.empty()) {
-        if (rf.split != -1 || rf.tail != -1 || rf.sink != -1 || rf.min_prompt != -1) {
-            throw std::invalid_argument(
-                "--ridgefill-split, -tail, -sink and -min-prompt have no effect without --ridgefill-maps FNAME");
+        if (rf.split != -1 || rf.tail != -1 || rf.sink != -1 || rf.min_prompt != -1 || keep_states || is_select) {
+            throw std::invalid_argument("the options --ridgefill-* have no effect without --ridgefill-maps FNAME");
         }
         return;
+    }
+
+    if (is_select && !keep_states) {
+        throw std::invalid_argument(
+            "--ridgefill-budget, -heads, -pool and -queries have no effect without --ridgefill-select or --ridgefill-heal");
+    }
+    if (rf.select != LLAMA_RIDGEFILL_SELECT_NONE && params.sampling.backend_sampling) {
+        throw std::invalid_argument(
+            "--ridgefill-select cannot be used with --backend-sampling: the logits of the tail come after the selected rows");
     }
 
     refuse(params.embedding, "--embeddings or --reranking",

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "llama-ridgefill.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -25,6 +27,17 @@ struct common_ridgefill_info {
     int32_t sink       = 0;
     int32_t min_prompt = 0;
 
+    // rows can be run again: a request may select rows, and filled rows can be healed
+    bool keep_states = false;
+    bool heal        = false;
+
+    llama_ridgefill_select select  = LLAMA_RIDGEFILL_SELECT_NONE;
+    double                 budget  = 0.0;
+    int32_t                n_pool  = 0;
+    int32_t                n_query = 0;
+
+    std::vector<llama_ridgefill_head> heads;
+
     std::vector<std::pair<std::string, std::string>> meta;
 };
 
@@ -37,8 +50,24 @@ struct common_params_ridgefill {
     int32_t sink       = -1;
     int32_t min_prompt = -1;
 
+    // server only; -1 or empty = the default
+    llama_ridgefill_select select  = LLAMA_RIDGEFILL_SELECT_NONE;
+    double                 budget  = -1.0; // at most 1: a share of the filled rows, else rows
+    int32_t                n_pool  = -1;
+    int32_t                n_query = -1;
+    bool                   heal    = false;
+
+    std::vector<llama_ridgefill_head> heads;
+
     common_ridgefill_info info;
 };
+
+// none, stride, attention
+const char *           common_ridgefill_select_name (llama_ridgefill_select type);
+llama_ridgefill_select common_ridgefill_parse_select(const std::string & name); // throws std::invalid_argument
+
+// throws std::invalid_argument
+double common_ridgefill_check_budget(double budget);
 
 // --ridgefill-*
 void common_ridgefill_add_args(const std::function<void(common_arg)> & add_opt);

@@ -28,7 +28,7 @@ static std::string meta_str(F get) {
     return res;
 }
 
-static common_ridgefill_info get_info(const common_params_ridgefill & params, const llama_ridgefill * maps, int32_t split) {
+static common_ridgefill_info get_info(const common_params_ridgefill & params, const llama_ridgefill * maps) {
     const auto defaults = llama_ridgefill_default_plan_params(maps);
 
     common_ridgefill_info info;
@@ -36,10 +36,23 @@ static common_ridgefill_info get_info(const common_params_ridgefill & params, co
     info.file       = std::filesystem::path(params.maps).filename().string();
     info.hash       = llama_ridgefill_hash(maps);
     info.size       = llama_ridgefill_size(maps);
-    info.split      = split;
     info.tail       = params.tail       >= 0 ? params.tail       : defaults.tail;
     info.sink       = params.sink       >= 0 ? params.sink       : defaults.sink;
     info.min_prompt = params.min_prompt >= 0 ? params.min_prompt : defaults.min_prompt;
+
+    info.heal        = params.heal;
+    info.keep_states = params.heal || params.select != LLAMA_RIDGEFILL_SELECT_NONE;
+
+    const auto select = llama_ridgefill_default_select_params(maps);
+
+    info.select  = params.select;
+    info.budget  = params.budget  >= 0 ? params.budget  : 0.05;
+    info.n_pool  = params.n_pool  >= 0 ? params.n_pool  : select.n_pool;
+    info.n_query = params.n_query >= 0 ? params.n_query : select.n_query;
+    info.heads   = params.heads;
+    if (info.heads.empty()) {
+        info.heads.assign(select.heads, select.heads + select.n_heads);
+    }
 
     for (int32_t i = 0; i < llama_ridgefill_n_splits(maps); i++) {
         info.splits.push_back(llama_ridgefill_split(maps, i));
@@ -77,24 +90,66 @@ bool common_ridgefill::load(common_params & params, llama_model * model, llama_c
         return fail(string_format("failed to load RidgeFill maps: %s", llama_ridgefill_last_error()));
     }
 
-    auto cparams = llama_ridgefill_default_context_params();
-    cparams.split = rf.split;
-
-    if (llama_set_ridgefill(ctx, maps, cparams) != 0) {
-        const std::string error = llama_ridgefill_last_error();
-        llama_ridgefill_free(maps);
-        maps = nullptr;
-        return fail(string_format("failed to use RidgeFill maps: %s", error.c_str()));
-    }
     this->ctx = ctx;
 
-    rf.info = get_info(rf, maps, llama_ridgefill_ctx_split(ctx));
+    auto info = get_info(rf, maps);
+    try {
+        set(params, info, model);
+    } catch (const std::runtime_error & e) {
+        unload();
+        return fail(string_format("failed to use RidgeFill maps: %s", e.what()));
+    }
+    rf.info = info;
 
     LOG_INF("ridgefill: maps '%s', hash %016" PRIx64 ", %.2f MiB, split %d, tail %d, sink %d, min-prompt %d\n",
         rf.info.file.c_str(), rf.info.hash, rf.info.size / (1024.0 * 1024.0),
         rf.info.split, rf.info.tail, rf.info.sink, rf.info.min_prompt);
+    if (rf.info.keep_states) {
+        LOG_INF("ridgefill: select %s, budget %g, %zu retrieval heads, pool %d, queries %d, heal %s\n",
+            common_ridgefill_select_name(rf.info.select), rf.info.budget, rf.info.heads.size(), rf.info.n_pool, rf.info.n_query,
+            rf.info.heal ? "on" : "off");
+    }
 
     return true;
+}
+
+llama_ridgefill_select_params common_ridgefill_select_params(const common_ridgefill_info & info, llama_ridgefill_select type, int32_t budget) {
+    return {
+        /*.type    =*/ type,
+        /*.budget  =*/ budget,
+        /*.n_pool  =*/ info.n_pool,
+        /*.n_query =*/ info.n_query,
+        /*.heads   =*/ info.heads.data(),
+        /*.n_heads =*/ info.heads.size(),
+    };
+}
+
+// throws std::runtime_error
+void common_ridgefill::set(const common_params & params, common_ridgefill_info & info, const llama_model * model) {
+    if (info.keep_states && llama_model_n_swa(model) > 0 && !params.swa_full) {
+        throw std::runtime_error("--ridgefill-select and --ridgefill-heal need filled rows that are still in the cache, and this model's sliding window drops them (hint: --swa-full keeps them)");
+    }
+    if (info.select == LLAMA_RIDGEFILL_SELECT_ATTENTION && info.heads.empty()) {
+        throw std::runtime_error("--ridgefill-select attention needs retrieval heads, and the maps name none (hint: --ridgefill-heads L.H,L.H,...)");
+    }
+
+    auto cparams = llama_ridgefill_default_context_params();
+    cparams.split       = params.ridgefill.split;
+    cparams.keep_states = info.keep_states;
+
+    if (llama_set_ridgefill(ctx, maps, cparams) != 0) {
+        throw std::runtime_error(llama_ridgefill_last_error());
+    }
+    info.split = llama_ridgefill_ctx_split(ctx);
+
+    if (!info.heads.empty()) {
+        // are they heads of this model?
+        const auto select = common_ridgefill_select_params(info, LLAMA_RIDGEFILL_SELECT_ATTENTION, 1);
+        if (llama_ridgefill_seq_select(ctx, 0, 1, 1, select) != 0) {
+            throw std::runtime_error(std::string("--ridgefill-heads: ") + llama_ridgefill_last_error());
+        }
+        llama_ridgefill_seq_select(ctx, 0, 1, 1, common_ridgefill_select_params(info, LLAMA_RIDGEFILL_SELECT_NONE, 0));
+    }
 }
 
 void common_ridgefill::unload() {

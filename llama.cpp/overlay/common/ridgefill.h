@@ -22,6 +22,8 @@ struct common_ridgefill {
     bool loaded() const { return maps != nullptr; }
 
 private:
+    void set(const common_params & params, common_ridgefill_info & info, const llama_model * model);
+
     llama_context   * ctx  = nullptr;
     llama_ridgefill * maps = nullptr;
 };
@@ -29,6 +31,9 @@ private:
 // the rows of a prompt to fill, empty = all run exact
 // throws std::invalid_argument
 std::vector<llama_ridgefill_range> common_ridgefill_plan(const llama_ridgefill_plan_params & params, int32_t n_prompt);
+
+// for llama_ridgefill_seq_select, with the settings in use
+llama_ridgefill_select_params common_ridgefill_select_params(const common_ridgefill_info & info, llama_ridgefill_select type, int32_t budget);
 
 // for tools that decode one prompt in sequence 0, n_batch tokens at a time: mark the rows to fill with the settings in
 // use, nothing without maps

@@ -35,7 +35,7 @@ std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_r
 
     if (type == LLAMA_RIDGEFILL_SELECT_STRIDE) {
         // blocks of n_pool rows whose starts are spread evenly
-        const size_t n_blocks = std::max(1, budget/n_pool);
+        const size_t n_blocks = std::max(1, (budget + n_pool - 1)/n_pool);
         for (size_t i = 0; i < n_blocks; ++i) {
             const size_t start = i*rows.size()/n_blocks;
             const size_t end   = std::min({ start + n_pool, (i + 1)*rows.size()/n_blocks, start + budget - std::min<size_t>(budget, res.size()) });

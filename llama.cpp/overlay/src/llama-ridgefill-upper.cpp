@@ -143,6 +143,19 @@ void llama_context::ridgefill_upper(llama_seq_id seq_id, const std::vector<llama
     }
 }
 
+// after rows have run again: rows that ran before and behind the first filled one still come from what it held
+static void mark_approximate(llama_ridgefill_marks & marks, llama_seq_id seq_id, llama_pos from, const llama_ridgefill_ranges & rerun, llama_pos end) {
+    while (from < end && rerun.contains(from)) {
+        from++;
+    }
+    const auto & filled = marks.filled[seq_id].get();
+    if (from < end && (filled.empty() || from < filled.front().p0)) {
+        marks.healed_to[seq_id] = from;
+    } else {
+        marks.healed_to.erase(seq_id);
+    }
+}
+
 // the prompts that the batch has ended: selected rows, then the tail
 bool llama_context::ridgefill_finish() {
     auto & marks = memory->ridgefill;
@@ -152,17 +165,19 @@ bool llama_context::ridgefill_finish() {
         const llama_pos p_tail = selection.n_prompt - selection.tail;
 
         try {
-            // rows that were filled and can run again
-            llama_ridgefill_ranges eligible;
-            for (const auto & r : marks.filled[seq_id].get()) {
-                for (llama_pos p = r.p0; p < r.p1; ++p) {
-                    if (r.id != llama_ridgefill_marks::ID_PENDING && marks.states[seq_id].contains(p)) {
-                        eligible.add(p, p + 1, 0);
+            const llama_pos from = marks.approximate_from(seq_id);
+
+            // reused rows may be exact, or have no split state
+            llama_ridgefill_ranges able;
+            for (const auto & r : marks.plan[seq_id].get()) {
+                for (llama_pos p = r.p0; p < std::min(r.p1, p_tail); ++p) {
+                    if (marks.filled[seq_id].contains(p) && marks.states[seq_id].contains(p)) {
+                        able.add(p, p + 1, 0);
                     }
                 }
             }
 
-            ridgefill.selected = selection.choose(eligible);
+            ridgefill.selected = selection.choose(able);
             ridgefill_upper(seq_id, ridgefill.selected);
             for (const llama_pos p : ridgefill.selected) {
                 marks.filled[seq_id].erase(p, p + 1);
@@ -176,6 +191,14 @@ bool llama_context::ridgefill_finish() {
             }
             ridgefill_upper(seq_id, rows, outputs);
             marks.filled[seq_id].erase(p_tail, selection.n_prompt);
+
+            llama_ridgefill_ranges rerun;
+            for (const auto * part : { &ridgefill.selected, &rows }) {
+                for (const llama_pos p : *part) {
+                    rerun.add(p, p + 1, 0);
+                }
+            }
+            mark_approximate(marks, seq_id, from, rerun, selection.n_prompt);
 
             ridgefill.counters.n_selected += ridgefill.selected.size();
         } catch (const std::exception & err) {

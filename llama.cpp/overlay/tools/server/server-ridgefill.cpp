@@ -1,120 +1,14 @@
 #include "server-ridgefill.h"
 
 #include "server-http.h"
-#include "server-schema.h"
+#include "server-queue.h"
 #include "server-task.h"
 
 #include <algorithm>
 #include <cinttypes>
-#include <climits>
+#include <cmath>
 #include <sstream>
 #include <stdexcept>
-
-//
-// request
-//
-
-static int32_t get_int(const json & data, const std::string & name, int32_t min) {
-    // compared as a double: a number beyond 64 bits must not wrap into the range
-    if (!data.is_number_integer() || data.get<double>() < min || data.get<double>() > INT32_MAX) {
-        throw std::invalid_argument(string_format("%s must be an integer of at least %d, but got %s",
-            name.c_str(), min, data.dump_safe().substr(0, 64).c_str()));
-    }
-    return data.get<int32_t>();
-}
-
-static std::vector<llama_ridgefill_range> get_spans(const json & data) {
-    // every exact span can end one filled range and start another
-    const size_t n_max = LLAMA_RIDGEFILL_MAX_RANGES - 1;
-
-    if (!data.is_array()) {
-        throw std::invalid_argument("spans must be an array of [start, end) pairs of token positions");
-    }
-    if (data.size() > n_max) {
-        throw std::invalid_argument(string_format("spans has %zu entries, the limit is %zu", data.size(), n_max));
-    }
-
-    std::vector<llama_ridgefill_range> spans;
-    for (size_t i = 0; i < data.size(); i++) {
-        const auto & pair = data.at(i);
-        if (!pair.is_array() || pair.size() != 2) {
-            throw std::invalid_argument(string_format("spans[%zu] must be a [start, end) pair of token positions", i));
-        }
-        const int32_t p0 = get_int(pair.at(0), string_format("the start of spans[%zu]", i), 0);
-        const int32_t p1 = get_int(pair.at(1), string_format("the end of spans[%zu]",   i), 0);
-        if (p0 >= p1) {
-            throw std::invalid_argument(string_format("spans[%zu] = [%d, %d) is empty", i, p0, p1));
-        }
-        spans.push_back({ p0, p1 });
-    }
-
-    return spans;
-}
-
-static server_ridgefill_request parse_request(const common_ridgefill_info & info, const json & data) {
-    server_ridgefill_request res;
-
-    if (!data.is_boolean() && !data.is_object()) {
-        throw std::invalid_argument("must be true, false or an object");
-    }
-
-    if (data.is_boolean() && !data.get<bool>()) {
-        res.fill = false;
-        return res;
-    }
-
-    if (!info.loaded) {
-        throw std::invalid_argument("this server has no maps, start it with --ridgefill-maps FNAME");
-    }
-
-    if (data.is_boolean()) {
-        return res;
-    }
-
-    for (const auto & [key, val] : data.items()) {
-        if (key == "tail") {
-            res.tail = get_int(val, key, 1);
-        } else if (key == "sink") {
-            res.sink = get_int(val, key, 0);
-        } else if (key == "min_prompt") {
-            res.min_prompt = get_int(val, key, 0);
-        } else if (key == "spans") {
-            res.spans = get_spans(val);
-        } else if (key == "split") {
-            if (get_int(val, key, 0) != info.split) {
-                throw std::invalid_argument(string_format("split must be the one in use, %d, but got %s", info.split, val.dump_safe().c_str()));
-            }
-        } else {
-            throw std::invalid_argument(string_format("unknown key '%s', expected tail, sink, min_prompt, split or spans", key.substr(0, 64).c_str()));
-        }
-    }
-
-    return res;
-}
-
-server_schema::field * server_ridgefill_field(const common_params & params) {
-    return (new server_schema::field_json("ridgefill"))
-        ->set_desc("Fill the prompt with the loaded RidgeFill maps: true, false or an object with tail, sink, min_prompt, split and spans (exact token positions). Default: true if maps are loaded")
-        ->set_handler([&params](server_schema::field_eval_context & ctx, const json & data) {
-            ctx.params.ridgefill = parse_request(params.ridgefill.info, data.at("ridgefill"));
-        });
-}
-
-void server_ridgefill_check(const common_params_ridgefill & params, const server_task & task) {
-    if (!params.info.loaded) {
-        return;
-    }
-
-    if (task.params.n_cache_reuse > 0) {
-        throw std::invalid_argument("Field 'n_cache_reuse': not possible while RidgeFill maps are loaded, a moved chunk no longer shows which filled rows it was computed from");
-    }
-
-    for (const auto & span : task.params.ridgefill.spans) {
-        if (span.p1 > task.n_tokens()) {
-            throw std::invalid_argument(string_format("Field 'ridgefill': span [%d, %d) ends after the prompt of %d tokens", span.p0, span.p1, task.n_tokens()));
-        }
-    }
-}
 
 //
 // slot
@@ -151,6 +45,53 @@ static std::vector<llama_ridgefill_range> make_plan(const common_ridgefill_info 
             : "sink, tail and spans cover the prompt";
     }
     return ranges;
+}
+
+static int32_t n_planned(const std::vector<llama_ridgefill_range> & plan, llama_pos p0, llama_pos p1) {
+    int32_t n = 0;
+    for (const auto & r : plan) {
+        n += std::max(0, std::min(r.p1, p1) - std::max(r.p0, p0));
+    }
+    return n;
+}
+
+// after the rows are marked
+static void select_rows(
+        const common_ridgefill_info & info,
+        llama_context               * ctx,
+        int32_t                       id_slot,
+        const server_task           & task,
+        server_ridgefill_slot       & slot,
+        llama_pos                     pos_keep) {
+    const auto & req = task.params.ridgefill;
+
+    const auto type = slot.plan.empty() ? LLAMA_RIDGEFILL_SELECT_NONE : server_ridgefill_select(info, req);
+    if (type == LLAMA_RIDGEFILL_SELECT_NONE) {
+        return;
+    }
+
+    slot.selecting = true;
+    slot.n_able    = n_planned(slot.plan, pos_keep, slot.p_tail) + llama_ridgefill_seq_n_filled(ctx, id_slot, 0, pos_keep);
+
+    const double  budget = req.budget >= 0.0 ? req.budget : info.budget;
+    const int32_t n_rows = budget <= 1.0 ? std::lround(budget*slot.n_able) : (int32_t) budget;
+
+    const auto params = common_ridgefill_select_params(info, type, n_rows);
+    if (llama_ridgefill_seq_select(ctx, id_slot, slot.p_end, slot.p_end - slot.p_tail, params) != 0) {
+        throw std::runtime_error(string_format("failed to select rows: %s", llama_ridgefill_last_error()));
+    }
+}
+
+// no more rows of the slot are filled or wait for selected ones
+static void unmark(llama_context * ctx, int32_t id_slot, server_ridgefill_slot & slot) {
+    if (slot.selecting) {
+        llama_ridgefill_seq_select(ctx, id_slot, 0, 0, {}); // none
+        slot.selecting = false;
+    }
+    if (!slot.plan.empty()) {
+        llama_ridgefill_seq_mark(ctx, id_slot, nullptr, 0);
+        slot.plan.clear();
+    }
 }
 
 int32_t server_ridgefill_begin(
@@ -192,25 +133,25 @@ int32_t server_ridgefill_begin(
         if (llama_ridgefill_seq_mark(ctx, id_slot, ranges.data(), ranges.size()) != 0) {
             throw std::runtime_error(string_format("failed to mark the rows to fill: %s", llama_ridgefill_last_error()));
         }
-        slot.marked   = !ranges.empty();
+        slot.plan     = std::move(ranges);
+        slot.p_end    = task.n_tokens();
+        slot.p_tail   = std::max(0, slot.p_end - stats.ridgefill.tail);
         slot.counting = true;
+        slot.to_heal  = params.info.heal;
+
+        select_rows(params.info, ctx, id_slot, task, slot, pos_keep);
     }
 
     return n_past;
 }
 
-static void unmark(llama_context * ctx, int32_t id_slot, bool & marked) {
-    if (marked) {
-        llama_ridgefill_seq_mark(ctx, id_slot, nullptr, 0);
-        marked = false;
-    }
-}
-
 void server_ridgefill_slot::shift(llama_context * ctx, int32_t id_slot) {
-    drop_cells = drop_cells || llama_ridgefill_seq_n_filled(ctx, id_slot, 0, -1) > 0;
+    // not exact: cells are filled, or not all that saw filled ones are healed
+    const llama_pos n_past = llama_memory_seq_pos_max(llama_get_memory(ctx), id_slot) + 1;
+    drop_cells = drop_cells || llama_ridgefill_seq_reusable(ctx, id_slot, nullptr, 0, n_past) < n_past;
 
     // generated rows will get positions that the prompt had
-    unmark(ctx, id_slot, marked);
+    unmark(ctx, id_slot, *this);
 }
 
 void server_ridgefill_slot::count(llama_context * ctx, int32_t id_slot, server_slot_stats & stats, server_ridgefill_metrics & metrics) {
@@ -226,9 +167,17 @@ void server_ridgefill_slot::count(llama_context * ctx, int32_t id_slot, server_s
         return;
     }
 
-    // ask the engine rather than the plan: this is what was done
     const uint64_t n_rows   = pos_end - pos_counted;
-    const uint64_t n_filled = marked ? llama_ridgefill_seq_n_filled(ctx, id_slot, pos_counted, pos_end) : 0;
+    const uint64_t n_filled = n_planned(plan, pos_counted, pos_end);
+
+    if (selecting && pos_end >= p_end) {
+        // the rows that could be selected and are not filled any more
+        const uint64_t n_selected = n_able - llama_ridgefill_seq_n_filled(ctx, id_slot, 0, p_tail);
+
+        metrics.n_selected         += n_selected;
+        stats.ridgefill.n_selected += n_selected;
+        selecting = false;
+    }
 
     metrics.n_requests += n_filled > 0 && stats.ridgefill.n_filled == 0;
     metrics.n_filled   += n_filled;
@@ -243,18 +192,46 @@ bool server_ridgefill_slot::release(llama_context * ctx, int32_t id_slot, const 
     const auto & rf = stats.ridgefill;
 
     if (rf.split >= 0 && !task.is_child()) {
-        LOG_INF("slot %12.*s: id %2d | task %d | ridgefill: filled = %d, exact = %d, reused = %d rows, split = %d, tail = %d%s%s\n",
+        LOG_INF("slot %12.*s: id %2d | task %d | ridgefill: filled = %d, selected = %d, exact = %d, reused = %d rows, split = %d, tail = %d%s%s\n",
             12, __func__, id_slot, task.id,
-            (int) rf.n_filled, (int) (stats.n_prompt_processed - rf.n_filled), (int) stats.n_prompt_cached, rf.split, rf.tail,
+            (int) rf.n_filled, (int) rf.n_selected, (int) (stats.n_prompt_processed - rf.n_filled), (int) stats.n_prompt_cached, rf.split, rf.tail,
             rf.reason.empty() ? "" : ", exact because ", rf.reason.c_str());
     }
 
     const bool drop = drop_cells;
+    const bool heal = to_heal && !drop;
 
-    unmark(ctx, id_slot, marked);
+    unmark(ctx, id_slot, *this);
     *this = {};
+    to_heal = heal;
 
     return drop;
+}
+
+bool server_ridgefill_slot::heal(llama_context * ctx, int32_t id_slot, server_queue & queue, server_ridgefill_metrics & metrics) {
+    if (!to_heal) {
+        return false;
+    }
+
+    // not in yield_to_queue: a signal that ends the server while this thread holds the queue's lock would hang it
+    const int32_t n = llama_ridgefill_seq_heal(ctx, id_slot, llama_n_ubatch(ctx));
+    llama_synchronize(ctx);
+
+    if (n <= 0) {
+        to_heal = false;
+        if (n < 0) {
+            LOG_WRN("slot %12.*s: id %2d | ridgefill: filled rows stay: %s\n", 12, __func__, id_slot, llama_ridgefill_last_error());
+        }
+        return false;
+    }
+    metrics.n_healed += n;
+
+    // tasks that came meanwhile go first
+    server_task task(SERVER_TASK_TYPE_NEXT_RESPONSE);
+    task.id = queue.get_new_id();
+    queue.post(std::move(task));
+
+    return true;
 }
 
 //
@@ -269,7 +246,7 @@ void server_ridgefill_stats::to_json(json & res, uint64_t n_cached, uint64_t n_p
     json data = {
         {"split",    split},
         {"filled",   n_filled},
-        {"selected", 0},
+        {"selected", n_selected},
         {"exact",    n_processed - n_filled},
         {"reused",   n_cached},
     };
@@ -292,11 +269,18 @@ std::string server_ridgefill_metrics::to_prometheus() const {
     };
     add("ridgefill_rows_filled_total",     "Number of prompt rows filled by RidgeFill maps",                      n_filled);
     add("ridgefill_rows_exact_total",      "Number of prompt rows run through all layers, excluding cached rows", n_exact);
+    add("ridgefill_rows_selected_total",   "Number of filled prompt rows run through all layers before the tail", n_selected);
+    add("ridgefill_rows_healed_total",     "Number of cached rows replaced by exact ones while idle",             n_healed);
     add("ridgefill_requests_filled_total", "Number of requests with at least one filled row",                     n_requests);
     return res.str();
 }
 
 static json info_to_json(const common_ridgefill_info & info) {
+    std::vector<std::string> heads;
+    for (const auto & head : info.heads) {
+        heads.push_back(string_format("%d.%d", head.layer, head.head));
+    }
+
     return {
         {"hash",   string_format("%016" PRIx64, info.hash)},
         {"split",  info.split},
@@ -305,7 +289,11 @@ static json info_to_json(const common_ridgefill_info & info) {
             {"tail",       info.tail},
             {"sink",       info.sink},
             {"min_prompt", info.min_prompt},
+            {"select",     common_ridgefill_select_name(info.select)},
+            {"budget",     info.budget},
         }},
+        {"heads", heads},
+        {"heal",  info.heal},
     };
 }
 

@@ -14,6 +14,7 @@
 struct server_http_req;
 struct server_http_res;
 struct server_prompt;
+struct server_queue;
 struct server_slot_stats;
 struct server_task;
 
@@ -25,15 +26,21 @@ struct server_ridgefill_request {
     int32_t tail       = -1;
     int32_t sink       = -1;
     int32_t min_prompt = -1;
+    int32_t select     = -1;   // llama_ridgefill_select
+    double  budget     = -1.0; // as the option
 
     std::vector<llama_ridgefill_range> spans; // rows that must run exact
 };
 
+// how a request selects rows
+llama_ridgefill_select server_ridgefill_select(const common_ridgefill_info & info, const server_ridgefill_request & req);
+
 // part of server_slot_stats
 struct server_ridgefill_stats {
-    int32_t  split    = -1; // -1 = no maps are loaded
-    int32_t  tail     = 0;
-    uint64_t n_filled = 0;
+    int32_t  split      = -1; // -1 = no maps are loaded
+    int32_t  tail       = 0;
+    uint64_t n_filled   = 0;
+    uint64_t n_selected = 0; // reused or filled before
 
     std::string reason; // why the whole prompt runs exact
 
@@ -48,13 +55,22 @@ struct server_ridgefill_metrics {
     uint64_t n_filled   = 0; // rows
     uint64_t n_exact    = 0; // rows
     uint64_t n_requests = 0; // with at least one filled row
+    uint64_t n_selected = 0; // rows
+    uint64_t n_healed   = 0; // rows
 
     std::string to_prometheus() const;
 };
 
 // part of server_slot
 struct server_ridgefill_slot {
-    bool marked     = false; // rows are marked to be filled
+    std::vector<llama_ridgefill_range> plan; // rows that are marked to be filled
+
+    llama_pos p_tail    = 0; // end of the plan, start of the tail
+    llama_pos p_end     = 0; // end of the prompt
+    int32_t   n_able    = 0; // filled rows that can be selected
+    bool      selecting = false;
+
+    bool to_heal    = false; // cells may be filled; stays when the slot is released
     bool drop_cells = false; // cells were computed from filled cells that are gone, so they must not be reused
     bool counting   = false; // the slot processes a prompt of its own
 
@@ -65,6 +81,10 @@ struct server_ridgefill_slot {
 
     // call after a decode
     void count(llama_context * ctx, int32_t id_slot, server_slot_stats & stats, server_ridgefill_metrics & metrics);
+
+    // call while all slots are idle: run one ubatch of this one's rows
+    // true = some were run, and the queue has a task that leads to the next call
+    bool heal(llama_context * ctx, int32_t id_slot, server_queue & queue, server_ridgefill_metrics & metrics);
 
     // call when the slot is released, logs what was done
     // true = the slot's cells must not be kept
