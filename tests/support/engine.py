@@ -280,23 +280,6 @@ class Maps:
         self.close()
 
 
-def plan(
-    n_prompt: int,
-    sink: int,
-    tail: int,
-    min_prompt: int = 0,
-    exact: Sequence[tuple[int, int]] = (),
-    n_max: int = 64,
-) -> list[tuple[int, int]]:
-    """The rows of a prompt to fill, at most ``n_max`` ranges of them."""
-    out = capi.ranges([(0, 0)] * n_max)
-    params = capi.llama_ridgefill_plan_params(sink, tail, min_prompt, capi.ranges(exact), len(exact))
-    n = capi.llama_ridgefill_plan(params, n_prompt, out, n_max)
-    if n < 0:
-        raise capi.RefusedError(capi.last_error())
-    return [(r.p0, r.p1) for r in out[:n]]
-
-
 def _interleave(prompts: Mapping[int, Sequence[int]], n_batch: int) -> Iterator[list[tuple[int, int]]]:
     """Batches of (sequence, index) that take about equal shares of the prompts that are left."""
     done = {seq: 0 for seq in prompts}
