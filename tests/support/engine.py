@@ -215,62 +215,64 @@ class Context:
     # RidgeFill
 
     def set_maps(self, maps: Maps | None, split: int = -1) -> None:
-        params = capi.llama_ridgefill_context_params(split=split)
-        status = capi.llama_set_ridgefill(self.handle, maps.handle if maps else None, params)
+        params = capi.native().llama_ridgefill_context_params(split=split)
+        status = capi.native().llama_set_ridgefill(self.handle, maps.handle if maps else None, params)
         if status != 0:
             raise capi.RefusedError(capi.last_error())
 
     @property
     def split(self) -> int:
-        return int(capi.llama_ridgefill_ctx_split(self.handle))
+        return int(capi.native().llama_ridgefill_ctx_split(self.handle))
 
     def mark(self, seq: int, *ranges: tuple[int, int]) -> None:
         """Rows of a sequence that are filled from now on, as ranges ``[p0, p1)``."""
-        if capi.llama_ridgefill_seq_mark(self.handle, seq, capi.ranges(ranges), len(ranges)) != 0:
+        if capi.native().llama_ridgefill_seq_mark(self.handle, seq, capi.ranges(ranges), len(ranges)) != 0:
             raise capi.RefusedError(capi.last_error())
 
     def n_filled(self, seq: int, p0: int = 0, p1: int = -1) -> int:
-        return int(capi.llama_ridgefill_seq_n_filled(self.handle, seq, p0, p1))
+        return int(capi.native().llama_ridgefill_seq_n_filled(self.handle, seq, p0, p1))
 
     def reusable(self, seq: int, n_past: int, *ranges: tuple[int, int]) -> int:
-        return int(capi.llama_ridgefill_seq_reusable(self.handle, seq, capi.ranges(ranges), len(ranges), n_past))
+        return int(
+            capi.native().llama_ridgefill_seq_reusable(self.handle, seq, capi.ranges(ranges), len(ranges), n_past)
+        )
 
     def capture(self, prompt: Sequence[int], layer: int) -> dict[str, NDArray[np.float32]]:
         """Decode a prompt, return the values of all sites from a layer on, ``[n_tokens][width]`` by name."""
-        if capi.llama_ridgefill_capture(self.handle, layer) != 0:
+        if capi.native().llama_ridgefill_capture(self.handle, layer) != 0:
             raise capi.RefusedError(capi.last_error())
         self.decode({0: prompt})
         values = {}
-        for i in range(capi.llama_ridgefill_n_sites(self.handle)):
-            name = capi.llama_ridgefill_site_name(self.handle, i).decode()
-            shape = (len(prompt), capi.llama_ridgefill_site_width(self.handle, i))
-            data = capi.llama_ridgefill_site_data(self.handle, i)
+        for i in range(capi.native().llama_ridgefill_n_sites(self.handle)):
+            name = capi.native().llama_ridgefill_site_name(self.handle, i).decode()
+            shape = (len(prompt), capi.native().llama_ridgefill_site_width(self.handle, i))
+            data = capi.native().llama_ridgefill_site_data(self.handle, i)
             if not data:
                 raise capi.RefusedError(f"no data for site {name}")
             values[name] = np.ctypeslib.as_array(data, shape).copy()
-        capi.llama_ridgefill_capture(self.handle, -1)
+        capi.native().llama_ridgefill_capture(self.handle, -1)
         return values
 
     def counters(self) -> Any:
-        return capi.llama_ridgefill_get_counters(self.handle)
+        return capi.native().llama_ridgefill_get_counters(self.handle)
 
     def reset_counters(self) -> None:
-        capi.llama_ridgefill_reset_counters(self.handle)
+        capi.native().llama_ridgefill_reset_counters(self.handle)
 
 
 class Maps:
     """A loaded maps file; must be closed before its model and after every context that uses it."""
 
     def __init__(self, model: Model, path: Path, skip_fingerprint: bool = False) -> None:
-        params = capi.llama_ridgefill_params(skip_fingerprint=skip_fingerprint)
-        handle = capi.llama_ridgefill_init(model.handle, str(path).encode(), params)
+        params = capi.native().llama_ridgefill_params(skip_fingerprint=skip_fingerprint)
+        handle = capi.native().llama_ridgefill_init(model.handle, str(path).encode(), params)
         if not handle:
             raise capi.RefusedError(capi.last_error())
         self.handle = handle
 
     def close(self) -> None:
         if self.handle:
-            capi.llama_ridgefill_free(self.handle)
+            capi.native().llama_ridgefill_free(self.handle)
             self.handle = None
 
     def __enter__(self) -> Maps:
