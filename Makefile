@@ -7,6 +7,7 @@
 #   make build         the package with the engine, in build/venv
 #   make wheel         a wheel in dist/
 #   make bench-models  the larger model that benchmarks use
+#   make bench         the README's measurements, appended to benchmarks/results/
 #   make clean         remove build/ and dist/
 #
 # CMAKE_ARGS="-DGGML_CUDA=ON ..." passes options to llama.cpp.
@@ -38,7 +39,7 @@ PIN_ARCHIVE := $(ENGINE)/download/$(shell sed -n 's/^archive *= *//p' llama.cpp/
 ENGINE_FILES := CMakeLists.txt pyproject.toml llama.cpp/PIN \
 	$(wildcard cmake/*.cmake) $(wildcard llama.cpp/patches/*.patch) $(shell find llama.cpp/overlay -type f)
 
-.PHONY: all build demo serve test lint wheel models bench-models clean FORCE
+.PHONY: all build demo serve test lint wheel models bench-models bench clean FORCE
 .DELETE_ON_ERROR:
 
 all: build
@@ -105,6 +106,13 @@ demo: $(VENV)/.package $(MODELS)/smollm2.gguf
 
 serve: $(VENV)/.package $(MODELS)/smollm2.gguf
 	$(PY) -m pyridgefill.demo --serve
+
+bench: bench-models
+	mkdir -p benchmarks/results
+	$(PY) -m pyridgefill.demo --model $(MODELS)/smollm2.gguf --folder $(BUILD)/bench --split 20 --needles 20 \
+		--append benchmarks/results/smollm2.jsonl
+	$(PY) -m pyridgefill.demo --model $(MODELS)/qwen2.5-coder-0.5b.gguf --folder $(BUILD)/bench --split 16 --needles 20 \
+		--append benchmarks/results/qwen2.5-coder-0.5b.jsonl
 
 #
 # checks

@@ -169,9 +169,12 @@ def llama_ridgefill_hash(maps: int, /) -> int: ...
 
 # struct llama_ridgefill_context_params {
 #     int32_t split; // which of the file's splits to use, -1 = the recommended one
+#
+#     bool           keep_states; // keep the split state of every cached row, so that rows can be run again
+#     enum ggml_type type_states; // F32, F16 or BF16; with F32 a healed cache equals an exact one
 # };
 class llama_ridgefill_context_params(ctypes.Structure):  # noqa: N801
-    _fields_ = (("split", ctypes.c_int32),)
+    _fields_ = (("split", ctypes.c_int32), ("keep_states", ctypes.c_bool), ("type_states", ctypes.c_int))
 
 
 # LLAMA_API struct llama_ridgefill_context_params llama_ridgefill_default_context_params(void);
@@ -293,6 +296,95 @@ def llama_ridgefill_seq_reusable(ctx: int, seq_id: int, ranges: Any, n: int, n_p
     ctypes.c_int32,
 )
 def llama_ridgefill_seq_n_filled(ctx: int, seq_id: int, p0: int, p1: int, /) -> int: ...
+
+
+# enum llama_ridgefill_select {
+LLAMA_RIDGEFILL_SELECT_NONE = 0
+LLAMA_RIDGEFILL_SELECT_STRIDE = 1
+LLAMA_RIDGEFILL_SELECT_ATTENTION = 2
+# };
+
+
+# struct llama_ridgefill_head {
+#     int32_t layer;
+#     int32_t head;
+# };
+class llama_ridgefill_head(ctypes.Structure):  # noqa: N801
+    _fields_ = (("layer", ctypes.c_int32), ("head", ctypes.c_int32))
+
+
+# struct llama_ridgefill_select_params {
+#     enum llama_ridgefill_select type;
+#
+#     int32_t budget;  // rows
+#     int32_t n_pool;  // a row's score is the best one among its n_pool neighbours, odd
+#     int32_t n_query; // last rows of the prompt whose queries score
+#
+#     const struct llama_ridgefill_head * heads; // NULL: those of the maps file
+#     size_t                            n_heads;
+# };
+class llama_ridgefill_select_params(ctypes.Structure):  # noqa: N801
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("budget", ctypes.c_int32),
+        ("n_pool", ctypes.c_int32),
+        ("n_query", ctypes.c_int32),
+        ("heads", ctypes.POINTER(llama_ridgefill_head)),
+        ("n_heads", ctypes.c_size_t),
+    )
+
+
+# LLAMA_API int32_t llama_ridgefill_seq_select(
+#         struct llama_context                * ctx,
+#         llama_seq_id                          seq_id,
+#         int32_t                               n_prompt,
+#         int32_t                               tail,
+#         struct llama_ridgefill_select_params  params);
+@_function(
+    "llama_ridgefill_seq_select",
+    [
+        llama_cpp.llama_context_p_ctypes,
+        ctypes.c_int32,
+        ctypes.c_int32,
+        ctypes.c_int32,
+        llama_ridgefill_select_params,
+    ],
+    ctypes.c_int32,
+)
+def llama_ridgefill_seq_select(
+    ctx: Any, seq_id: int, n_prompt: int, tail: int, params: llama_ridgefill_select_params, /
+) -> int: ...
+
+
+# LLAMA_API int32_t llama_ridgefill_n_selected(const struct llama_context * ctx);
+@_function("llama_ridgefill_n_selected", [llama_cpp.llama_context_p_ctypes], ctypes.c_int32)
+def llama_ridgefill_n_selected(ctx: Any, /) -> int: ...
+
+
+# LLAMA_API const llama_pos * llama_ridgefill_selected(const struct llama_context * ctx);
+@_function("llama_ridgefill_selected", [llama_cpp.llama_context_p_ctypes], ctypes.POINTER(ctypes.c_int32))
+def llama_ridgefill_selected(ctx: Any, /) -> Any: ...
+
+
+# LLAMA_API int32_t llama_ridgefill_n_score_heads(const struct llama_context * ctx);
+@_function("llama_ridgefill_n_score_heads", [llama_cpp.llama_context_p_ctypes], ctypes.c_int32)
+def llama_ridgefill_n_score_heads(ctx: Any, /) -> int: ...
+
+
+# LLAMA_API const float * llama_ridgefill_head_scores(const struct llama_context * ctx, int32_t i);
+@_function(
+    "llama_ridgefill_head_scores", [llama_cpp.llama_context_p_ctypes, ctypes.c_int32], ctypes.POINTER(ctypes.c_float)
+)
+def llama_ridgefill_head_scores(ctx: Any, i: int, /) -> Any: ...
+
+
+# // replace the next rows of a sequence that are not those of an exact prefill, n_max at most, the first ones first
+# // returns their number, 0 if the sequence is exact, -1 on error
+# LLAMA_API int32_t llama_ridgefill_seq_heal(struct llama_context * ctx, llama_seq_id seq_id, int32_t n_max);
+@_function(
+    "llama_ridgefill_seq_heal", [llama_cpp.llama_context_p_ctypes, ctypes.c_int32, ctypes.c_int32], ctypes.c_int32
+)
+def llama_ridgefill_seq_heal(ctx: Any, seq_id: int, n_max: int, /) -> int: ...
 
 
 # struct llama_ridgefill_counters {

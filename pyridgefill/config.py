@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from pyridgefill._library import installed_folder
 from pyridgefill.errors import MapsError
@@ -34,6 +35,17 @@ class RidgeFillConfig:
         More rows that run exact, as `(start, end)` token positions.
     skip_fingerprint
         Accept maps of another model of the same shape.
+    select
+        Filled rows that run through all layers after all, before the tail does: `attention` takes those that the
+        retrieval heads of the prompt's last rows attend to, `stride` blocks at equal distances (a control).
+    budget
+        How many rows are selected: a share of the filled rows below 1, a number of rows from 1 on.
+    heads
+        Retrieval heads as `(layer, head)`, in layers below the split; for `attention`.
+    pool, queries
+        A row's score is the best among `pool` neighbours; the last `queries` rows of the prompt ask.
+    keep_states
+        Keep the split state of every row, which `Llama.heal` needs; selection keeps them anyway.
     """
 
     maps: str | os.PathLike[str] | None = None
@@ -43,9 +55,20 @@ class RidgeFillConfig:
     min_prompt: int | None = None
     exact: tuple[tuple[int, int], ...] = ()
     skip_fingerprint: bool = False
+    select: Literal["none", "stride", "attention"] = "none"
+    budget: float = 0.05
+    heads: tuple[tuple[int, int], ...] = ()
+    pool: int = 7
+    queries: int = 64
+    keep_states: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("split", 1), ("sink", 0), ("tail", 1), ("min_prompt", 0)):
+        if self.select not in ("none", "stride", "attention"):
+            raise ValueError(f"RidgeFillConfig.select: expected none, stride or attention, found {self.select!r}")
+        if self.select == "attention" and not self.heads:
+            raise ValueError("RidgeFillConfig.heads: select='attention' needs retrieval heads, as (layer, head)")
+        leasts = (("split", 0), ("sink", 0), ("tail", 1), ("min_prompt", 0), ("budget", 0), ("pool", 1), ("queries", 1))
+        for name, least in leasts:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"RidgeFillConfig.{name}: expected at least {least}, found {value}")

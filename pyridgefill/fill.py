@@ -14,11 +14,12 @@ from pyridgefill.config import RidgeFillConfig
 
 @dataclass(frozen=True)
 class FillStats:
-    """Rows of the last prompt: kept from before, filled, run through the full model."""
+    """Rows of the last prompt: kept from before, filled, run through the full model; selected ones are filled first."""
 
     reused: int
     filled: int
     exact: int
+    selected: int = 0
 
 
 class Fill:
@@ -48,6 +49,7 @@ class Fill:
             context_params = _native.llama_ridgefill_default_context_params()
             if config.split is not None:
                 context_params.split = config.split
+            context_params.keep_states = config.keep_states or config.select != "none"
             _native.check(_native.llama_set_ridgefill(context, self._maps, context_params) == 0, "RidgeFill")
         except BaseException:
             self.close()
@@ -58,13 +60,17 @@ class Fill:
         """The split in use."""
         return _native.llama_ridgefill_ctx_split(self._context)
 
-    def plan(self, n_prompt: int) -> list[tuple[int, int]]:
-        """Ranges of rows to fill in a prompt of `n_prompt` tokens."""
+    def _plan_params(self) -> _native.llama_ridgefill_plan_params:
         params = _native.llama_ridgefill_default_plan_params(self._maps or 0)
         for name in ("sink", "tail", "min_prompt"):
             value = getattr(self.config, name)
             if value is not None:
                 setattr(params, name, value)
+        return params
+
+    def plan(self, n_prompt: int) -> list[tuple[int, int]]:
+        """Ranges of rows to fill in a prompt of `n_prompt` tokens."""
+        params = self._plan_params()
         exact = to_native(self.config.exact)
         params.exact, params.n_exact = exact, len(self.config.exact)
         ranges = (_native.llama_ridgefill_range * _native.LLAMA_RIDGEFILL_MAX_RANGES)()
@@ -72,12 +78,45 @@ class Fill:
         _native.check(count >= 0, "RidgeFill plan")
         return [(ranges[i].p0, ranges[i].p1) for i in range(count)]
 
+    def begin(self, sequence: int, n_prompt: int, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Fill `ranges` of the prompt that follows, and select among them.
+
+        Returns
+        -------
+        list
+            Ranges of rows that have no logits: the filled ones, and with selection the tail but for its last row.
+        """
+        mark(self._context, sequence, ranges)
+        config, tail = self.config, self._plan_params().tail
+        selects = config.select != "none" and bool(ranges)
+        n_filled = sum(end - start for start, end in ranges)
+        params = _native.llama_ridgefill_select_params(
+            _SELECT[config.select] if selects else _SELECT["none"],
+            round(config.budget * n_filled) if config.budget < 1 else round(config.budget),
+            config.pool,
+            config.queries,
+            (_native.llama_ridgefill_head * max(1, len(config.heads)))(
+                *[_native.llama_ridgefill_head(*head) for head in config.heads]
+            ),
+            len(config.heads),
+        )
+        done = _native.llama_ridgefill_seq_select(self._context, sequence, max(1, n_prompt), tail, params)
+        _native.check(done == 0, "RidgeFill select")
+        return [*ranges, (n_prompt - tail, n_prompt - 1)] if selects else list(ranges)
+
     def close(self) -> None:
         """Take the maps out of the context and free them; call it before context and model are freed."""
         if self._maps:
             _native.llama_set_ridgefill(self._context, None, _native.llama_ridgefill_default_context_params())
             _native.llama_ridgefill_free(self._maps)
         self._maps = None
+
+
+_SELECT = {
+    "none": _native.LLAMA_RIDGEFILL_SELECT_NONE,
+    "stride": _native.LLAMA_RIDGEFILL_SELECT_STRIDE,
+    "attention": _native.LLAMA_RIDGEFILL_SELECT_ATTENTION,
+}
 
 
 def to_native(ranges: Sequence[tuple[int, int]]) -> ctypes.Array[_native.llama_ridgefill_range]:
@@ -107,3 +146,10 @@ def n_filled(context: Any, sequence: int, start: int = 0, end: int = -1) -> int:
 def counters(context: Any) -> _native.llama_ridgefill_counters:
     """Rows and times since the context was made."""
     return _native.llama_ridgefill_get_counters(context)
+
+
+def heal(context: Any, sequence: int, n_max: int) -> int:
+    """Replace the next rows that are not those of an exact prefill, `n_max` at most; return how many."""
+    count = _native.llama_ridgefill_seq_heal(context, sequence, n_max)
+    _native.check(count >= 0, "RidgeFill heal")
+    return count

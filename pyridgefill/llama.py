@@ -105,7 +105,7 @@ class Llama(_Llama):
         ranges = self._fill.plan(len(tokens)) if reset and not self._exact else []
         if reset:
             self._drop_unusable(tokens, ranges)
-        self._mark(ranges)
+        self._batch.filled = self._fill.begin(0, len(tokens), ranges)
         generated = super().generate(tokens, *args, reset=reset, **kwargs)  # type: ignore[misc]
         yield from self._counted(generated, len(tokens))
 
@@ -117,7 +117,8 @@ class Llama(_Llama):
                 token = next(tokens)
                 after = fill.counters(self._ctx.ctx)
                 filled, exact = after.n_filled - before.n_filled, after.n_exact - before.n_exact
-                self.fill_stats = fill.FillStats(reused=n_prompt - filled - exact, filled=filled, exact=exact)
+                selected = after.n_selected - before.n_selected
+                self.fill_stats = fill.FillStats(n_prompt - filled - exact, filled, exact, selected)
                 while True:
                     token = tokens.send((yield token))
             except StopIteration:
@@ -127,11 +128,35 @@ class Llama(_Llama):
         """See `llama_cpp.Llama.load_state`; which cells were filled is part of the state."""
         super().load_state(state)
         if self._fill is not None:
-            self._mark([])
+            self._batch.filled = self._fill.begin(0, 0, [])
 
-    def _mark(self, ranges: Sequence[tuple[int, int]]) -> None:
-        fill.mark(self._ctx.ctx, 0, ranges)
-        self._batch.filled = ranges
+    def heal(self, n_max: int | None = None) -> int:
+        """Replace filled cells, and those computed from them, by what an exact prefill would have written.
+
+        Parameters
+        ----------
+        n_max
+            Rows at most; None: all. What is left can be healed by further calls.
+
+        Returns
+        -------
+        int
+            The number of rows. After 0 the whole cache serves exact calls.
+
+        Raises
+        ------
+        RidgeFillError
+            If the split states were not kept, see `RidgeFillConfig.keep_states`, or came with a saved state.
+        """
+        if self._fill is None:
+            return 0
+        healed = 0
+        while n_max is None or healed < n_max:
+            step = fill.heal(self._ctx.ctx, 0, self.n_batch if n_max is None else min(self.n_batch, n_max - healed))
+            if step == 0:
+                break
+            healed += step
+        return healed
 
     def _drop_unusable(self, tokens: list[int], ranges: Sequence[tuple[int, int]]) -> None:
         """Remove cached cells from the first one on that the prompt cannot keep."""

@@ -56,8 +56,9 @@ class Session(CaptureEngine):
             `[n_logits, n_vocab]`.
         """
         self._c.llama_memory_clear(self._memory, True)
-        self.ranges = self._fill.plan(len(tokens)) if self._fill is not None else []
-        fill.mark(self._context, 0, self.ranges)
+        self.ranges = [] if self._fill is None else self._fill.plan(len(tokens))
+        if self._fill is not None:
+            self._fill.begin(0, len(tokens), self.ranges)
         first = len(tokens) - n_logits
         rows: list[npt.NDArray[np.float32]] = []
         for start in range(0, len(tokens), self.n_ubatch):

@@ -190,6 +190,66 @@ def test_close_is_final_and_repeatable(workshop: Any) -> None:
     llm.close()
 
 
+HEADS = ((0, 0), (1, 1))
+
+
+def selecting(workshop: Any, **settings: Any) -> Llama:
+    config = RidgeFillConfig(maps=workshop.maps("llama", "poison"), tail=TAIL, sink=SINK, min_prompt=0, **settings)
+    return Llama(str(workshop.model("llama")), ridgefill=config, **OPTIONS)
+
+
+def test_all_rows_selected_are_an_exact_prompt(workshop: Any) -> None:
+    p = prompt(300)
+    llm = selecting(workshop, select="attention", heads=HEADS, budget=1000)
+    assert answer(llm, p) == answer(plain(workshop), p)
+    n_filled = 300 - TAIL - SINK
+    assert llm.fill_stats == FillStats(reused=0, filled=n_filled, exact=300 - n_filled, selected=n_filled)
+
+
+@pytest.mark.parametrize("select", ["stride", "attention"])
+def test_selected_rows_are_counted_and_kept(workshop: Any, select: str) -> None:
+    llm = selecting(workshop, select=select, heads=HEADS, budget=0.1)
+    p = prompt(300)
+    answer(llm, p)
+    assert llm.fill_stats is not None
+    assert llm.fill_stats.selected == round(0.1 * (300 - TAIL - SINK))
+    answer(llm, p + prompt(30, 4))
+    assert llm.fill_stats == FillStats(reused=300, filled=0, exact=30, selected=round(0.1 * (330 - TAIL - SINK)))
+
+
+@pytest.mark.parametrize("settings", [{"keep_states": True}, {"select": "attention", "heads": HEADS}])
+def test_heal_makes_the_cache_exact(workshop: Any, settings: dict[str, Any]) -> None:
+    p = prompt(300)
+    llm = selecting(workshop, **settings)
+    first = answer(llm, p)
+    assert llm.heal(100) == 100
+    healed = 100 + llm.heal()
+    assert llm.heal() == 0
+    assert healed >= 300 - SINK - 50
+    assert exact(llm, p) == answer(plain(workshop), p) != first
+    assert llm.fill_stats == FillStats(reused=299, filled=0, exact=1)
+
+
+def test_heal_needs_split_states(llm: Llama) -> None:
+    answer(llm, prompt(300))
+    with pytest.raises(RidgeFillError, match="keep_states"):
+        llm.heal()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"select": "best"}, "expected none, stride or attention"),
+        ({"select": "attention"}, "needs retrieval heads"),
+        ({"budget": -1}, "budget"),
+        ({"pool": 0}, "pool"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RidgeFillConfig(**settings)
+
+
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -214,8 +214,9 @@ class Context:
 
     # RidgeFill
 
-    def set_maps(self, maps: Maps | None, split: int = -1) -> None:
-        params = capi.native().llama_ridgefill_context_params(split=split)
+    def set_maps(self, maps: Maps | None, split: int = -1, states: str | None = None) -> None:
+        """Use maps; ``states`` is the type of the split states to keep, None to keep none."""
+        params = capi.native().llama_ridgefill_context_params(split, states is not None, GGML_TYPES[states or "f32"])
         status = capi.native().llama_set_ridgefill(self.handle, maps.handle if maps else None, params)
         if status != 0:
             raise capi.RefusedError(capi.last_error())
@@ -252,6 +253,44 @@ class Context:
             values[name] = np.ctypeslib.as_array(data, shape).copy()
         capi.native().llama_ridgefill_capture(self.handle, -1)
         return values
+
+    def select(
+        self,
+        seq: int,
+        kind: str,
+        n_prompt: int,
+        tail: int,
+        budget: int,
+        n_pool: int = 1,
+        n_query: int = 16,
+        heads: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Choose rows among the marked ones when the prompt has been read; call after ``mark``."""
+        head_type = capi.native().llama_ridgefill_head
+        array = (head_type * max(1, len(heads)))(*[head_type(*head) for head in heads])
+        kind_number = getattr(capi.native(), f"LLAMA_RIDGEFILL_SELECT_{kind.upper()}")
+        params = capi.native().llama_ridgefill_select_params(kind_number, budget, n_pool, n_query, array, len(heads))
+        if capi.native().llama_ridgefill_seq_select(self.handle, seq, n_prompt, tail, params) != 0:
+            raise capi.RefusedError(capi.last_error())
+
+    def selected(self) -> list[int]:
+        """Positions that the last finished selection ran."""
+        return list(
+            capi.native().llama_ridgefill_selected(self.handle)[: capi.native().llama_ridgefill_n_selected(self.handle)]
+        )
+
+    def scores(self, n_prompt: int) -> Logits:
+        """Scores of the last finished selection, ``[n_heads][n_prompt]``."""
+        count = capi.native().llama_ridgefill_n_score_heads(self.handle)
+        rows = [capi.native().llama_ridgefill_head_scores(self.handle, i) for i in range(count)]
+        return np.stack([np.ctypeslib.as_array(row, (n_prompt,)).copy() for row in rows])
+
+    def heal(self, seq: int, n_max: int) -> int:
+        """Replace the next approximate rows by exact ones."""
+        count = int(capi.native().llama_ridgefill_seq_heal(self.handle, seq, n_max))
+        if count < 0:
+            raise capi.RefusedError(capi.last_error())
+        return count
 
     def counters(self) -> Any:
         return capi.native().llama_ridgefill_get_counters(self.handle)

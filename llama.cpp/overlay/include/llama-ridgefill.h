@@ -79,6 +79,9 @@ LLAMA_API uint64_t llama_ridgefill_hash    (const struct llama_ridgefill * maps)
 
 struct llama_ridgefill_context_params {
     int32_t split; // which of the file's splits to use, -1 = the recommended one
+
+    bool           keep_states; // keep the split state of every cached row, so that rows can be run again
+    enum ggml_type type_states; // F32, F16 or BF16; with F32 a healed cache equals an exact one
 };
 
 LLAMA_API struct llama_ridgefill_context_params llama_ridgefill_default_context_params(void);
@@ -143,6 +146,63 @@ LLAMA_API llama_pos llama_ridgefill_seq_reusable(
 
 // number of filled cells of a sequence in [p0, p1), p1 < 0: to the end
 LLAMA_API int32_t llama_ridgefill_seq_n_filled(const struct llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+
+//
+// selected rows: filled rows that run through all layers after all, before the tail does
+//
+
+enum llama_ridgefill_select {
+    LLAMA_RIDGEFILL_SELECT_NONE      = 0,
+    LLAMA_RIDGEFILL_SELECT_STRIDE    = 1, // blocks of rows at equal distances, a control
+    LLAMA_RIDGEFILL_SELECT_ATTENTION = 2, // the rows that the retrieval heads of the last prompt rows attend to
+};
+
+// an attention head of a layer below the split
+struct llama_ridgefill_head {
+    int32_t layer;
+    int32_t head;
+};
+
+struct llama_ridgefill_select_params {
+    enum llama_ridgefill_select type;
+
+    int32_t budget;  // rows
+    int32_t n_pool;  // a row's score is the best one among its n_pool neighbours, odd
+    int32_t n_query; // last rows of the prompt whose queries score
+
+    const struct llama_ridgefill_head * heads; // NULL: those of the maps file
+    size_t                            n_heads;
+};
+
+// the maps file's heads and settings; type NONE if it has none
+LLAMA_API struct llama_ridgefill_select_params llama_ridgefill_default_select_params(const struct llama_ridgefill * maps);
+
+// select among the rows that llama_ridgefill_seq_mark marked, for a prompt of n_prompt rows whose last `tail` ones run
+// exact: once llama_decode has seen the last row of the prompt, it runs the selected rows and then the tail through the
+// upper layers
+// only rows of the batch that ends the prompt can have logits; needs keep_states; call it after each seq_mark
+LLAMA_API int32_t llama_ridgefill_seq_select(
+        struct llama_context                * ctx,
+        llama_seq_id                          seq_id,
+        int32_t                               n_prompt,
+        int32_t                               tail,
+        struct llama_ridgefill_select_params  params);
+
+// of the last finished selection: the selected positions, and for each head the score of each position of the prompt
+// (0 where it was not scored); valid until the next decode
+LLAMA_API int32_t           llama_ridgefill_n_selected     (const struct llama_context * ctx);
+LLAMA_API const llama_pos * llama_ridgefill_selected       (const struct llama_context * ctx);
+LLAMA_API int32_t           llama_ridgefill_n_score_heads  (const struct llama_context * ctx);
+LLAMA_API const float     * llama_ridgefill_head_scores    (const struct llama_context * ctx, int32_t i);
+
+// run cached rows through the layers from the split on, in the order given; their cells are replaced
+// they attend to what the earlier cells of the sequence hold now
+// needs keep_states; returns n, or -1 on error
+LLAMA_API int32_t llama_ridgefill_seq_upper(struct llama_context * ctx, llama_seq_id seq_id, const llama_pos * pos, int32_t n);
+
+// replace the next rows of a sequence that are not those of an exact prefill, n_max at most, the first ones first
+// returns their number, 0 if the sequence is exact, -1 on error
+LLAMA_API int32_t llama_ridgefill_seq_heal(struct llama_context * ctx, llama_seq_id seq_id, int32_t n_max);
 
 struct llama_ridgefill_counters {
     int64_t n_exact;        // rows

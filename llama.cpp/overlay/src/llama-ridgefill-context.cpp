@@ -69,7 +69,9 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_
         llama_ridgefill_set_error(format("a captured batch must fit one ubatch: expected at most %u tokens, found %d", cparams.n_ubatch, batch.n_tokens));
         return false;
     }
-    if (!cparams.ridgefill.maps || marks.plan.empty()) {
+    n_outputs = 0;
+    finishing.clear();
+    if (!cparams.ridgefill.maps || (marks.plan.empty() && selections.empty())) {
         return true;
     }
 
@@ -77,6 +79,17 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_
     std::vector<int8_t> cur(batch.n_tokens, LLAMA_RIDGEFILL_MODE_FULL);
 
     for (int32_t i = 0; i < batch.n_tokens; ++i) {
+        const llama_seq_id seq_id = batch.seq_id[i][0];
+        if (const auto it = selections.find(seq_id); it != selections.end() && batch.n_seq_id[i] == 1 && it->second.is_tail(batch.pos[i])) {
+            // ubatches of tails hold rows of one sequence
+            cur[i] = LLAMA_RIDGEFILL_MODE_LOWER + seq_id % 64;
+            any    = true;
+            if (batch.pos[i] == it->second.n_prompt - 1) {
+                finishing[seq_id] = {};
+            }
+            continue;
+        }
+
         bool fill = true;
         for (int32_t s = 0; s < batch.n_seq_id[i] && fill; ++s) {
             fill = marks.is_planned(batch.seq_id[i][s], batch.pos[i]);
@@ -103,6 +116,13 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_
         llama_ridgefill_set_error("rows cannot be filled: " + why);
         return false;
     }
+    for (int32_t i = 0; i < batch.n_tokens; ++i) {
+        if (cur[i] >= LLAMA_RIDGEFILL_MODE_LOWER && batch.logits[i] && finishing.count(batch.seq_id[i][0]) == 0) {
+            llama_ridgefill_set_error(format("position %d of sequence %d asks for output before the end of its prompt (hint: the tail waits for the selected rows)",
+                        batch.pos[i], batch.seq_id[i][0]));
+            return false;
+        }
+    }
     mode = std::move(cur);
     return true;
 }
@@ -111,12 +131,55 @@ void llama_ridgefill_context::on_ubatch(const llama_batch_allocr & balloc, const
     t_start_us = ggml_time_us();
 
     const auto & mode = balloc.ridgefill_mode;
-    cparams.ridgefill.mode = mode.empty() ?
-        LLAMA_RIDGEFILL_MODE_FULL : (llama_ridgefill_mode) mode.at(ubatch.data->batch_idxs.at(0));
+    const int cur = mode.empty() ? 0 : mode.at(ubatch.data->batch_idxs.at(0));
+
+    cparams.ridgefill.mode = (llama_ridgefill_mode) std::min<int>(cur, LLAMA_RIDGEFILL_MODE_LOWER);
+
+    if (cparams.ridgefill.mode == LLAMA_RIDGEFILL_MODE_LOWER) {
+        auto & selection = selections.at(ubatch.seq_id[0][0]);
+        if (selection.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
+            const llama_pos last = ubatch.pos[ubatch.n_tokens - 1];
+            cparams.ridgefill.selection = &selection;
+            cparams.ridgefill.n_query   = std::max(0, std::min<int32_t>(ubatch.n_tokens, last + 1 - (selection.n_prompt - selection.n_query)));
+        }
+    }
 }
 
-void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_ubatch & ubatch, llama_ridgefill_marks & marks, llama_cparams & cparams) {
-    const bool fill = cparams.ridgefill.mode == LLAMA_RIDGEFILL_MODE_FILL;
+// the largest score of each position, from scores by cell
+static void add_scores(llama_ridgefill_selection & selection, llama_seq_id seq_id, llama_memory_i & memory, const llama_hparams & hparams) {
+    const llama_ridgefill_cells kvs(&memory);
+
+    std::vector<float> data;
+    for (size_t i = 0; i < selection.heads.size(); ++i) {
+        const auto * t = selection.tensors.at(i);
+        data.resize(ggml_nelements(t));
+        ggml_backend_tensor_get(t, data.data(), 0, ggml_nbytes(t));
+
+        const auto & kv = kvs.swa && hparams.is_swa(selection.heads[i].layer) ? *kvs.swa : *kvs.base;
+        for (const auto & [pos, cell] : kv.get_cells(seq_id).seq_pos_get(seq_id)) {
+            if (pos < selection.n_prompt && cell < data.size()) {
+                auto & score = selection.scores[i][pos];
+                score = std::max(score, data[cell]);
+            }
+        }
+    }
+}
+
+void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_ubatch & ubatch, llama_memory_i & memory, llama_cparams & cparams) {
+    const bool fill  = cparams.ridgefill.mode == LLAMA_RIDGEFILL_MODE_FILL;
+    const bool lower = cparams.ridgefill.mode == LLAMA_RIDGEFILL_MODE_LOWER;
+
+    auto & marks = memory.ridgefill;
+
+    if (res && lower) {
+        const llama_seq_id seq_id = ubatch.seq_id[0][0];
+        auto & selection = selections.at(seq_id);
+        if (cparams.ridgefill.n_query > 0) {
+            add_scores(selection, seq_id, memory, cparams.ridgefill.maps->model.hparams);
+        }
+    }
+    cparams.ridgefill.selection = nullptr;
+    cparams.ridgefill.n_query   = 0;
 
     cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FULL;
 
@@ -124,12 +187,30 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
         return;
     }
 
-    if (fill || !marks.filled.empty()) {
-        const uint64_t id = fill ? cparams.ridgefill.maps->cell_id(cparams.ridgefill.split) : 0;
+    if (cparams.ridgefill.states) {
+        for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+            for (int32_t s = 0; s < ubatch.n_seq_id[i]; ++s) {
+                marks.states[ubatch.seq_id[i][s]].add(ubatch.pos[i], ubatch.pos[i] + 1, 0);
+            }
+        }
+    }
+
+    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+        if (!ubatch.output[i]) {
+            continue;
+        }
+        if (lower) {
+            finishing.at(ubatch.seq_id[i][0]).push_back({ ubatch.pos[i], n_outputs });
+        }
+        n_outputs++;
+    }
+
+    if (fill || lower || !marks.filled.empty()) {
+        const uint64_t id = lower ? llama_ridgefill_marks::ID_PENDING : fill ? cparams.ridgefill.maps->cell_id(cparams.ridgefill.split) : 0;
         for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
             for (int32_t s = 0; s < ubatch.n_seq_id[i]; ++s) {
                 const llama_seq_id seq_id = ubatch.seq_id[i][s];
-                if (fill) {
+                if (fill || lower) {
                     marks.filled[seq_id].add(ubatch.pos[i], ubatch.pos[i] + 1, id);
                 } else if (const auto it = marks.filled.find(seq_id); it != marks.filled.end()) {
                     it->second.erase(ubatch.pos[i], ubatch.pos[i] + 1);
@@ -153,7 +234,7 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
 // llama_context
 //
 
-int32_t llama_context::set_ridgefill(llama_ridgefill * maps, int32_t split) {
+int32_t llama_context::set_ridgefill(llama_ridgefill * maps, const llama_ridgefill_context_params & params) {
     // graphs that use other maps must not be taken for graphs that use these
     sched_need_reserve = true;
 
@@ -161,13 +242,17 @@ int32_t llama_context::set_ridgefill(llama_ridgefill * maps, int32_t split) {
         synchronize();
         cparams.ridgefill.maps  = nullptr;
         cparams.ridgefill.split = -1;
+        cparams.ridgefill.states = nullptr;
+        ridgefill.states.reset();
+        ridgefill.selections.clear();
         if (memory) {
             memory->ridgefill.plan.clear();
+            memory->ridgefill.states.clear();
         }
         return 0;
     }
 
-    split = split < 0 ? maps->recommended_split : split;
+    const int32_t split = params.split < 0 ? maps->recommended_split : params.split;
 
     if (&maps->model != &model) {
         throw std::runtime_error("the maps were loaded for another model object");
@@ -199,8 +284,25 @@ int32_t llama_context::set_ridgefill(llama_ridgefill * maps, int32_t split) {
         llama_ridgefill_rewrite_fill(model, *gf_res_reserve, *maps, split);
     }
 
-    cparams.ridgefill.maps  = maps;
-    cparams.ridgefill.split = split;
+    std::unique_ptr<llama_ridgefill_states> states;
+    if (params.keep_states) {
+        const llama_ridgefill_cells kvs(memory.get());
+        if (!kvs.base || model.hparams.n_pos_per_embd() != 1) {
+            throw std::runtime_error(format("architecture '%s' cannot run filled rows again: its memory is not an attention cache with one position per row (hint: leave out keep_states)",
+                        llm_arch_name(model.arch)));
+        }
+        states = std::make_unique<llama_ridgefill_states>(model, *kvs.base, split, params.type_states);
+        memory->ridgefill.shared_cells = kvs.base->get_n_stream() == 1;
+    }
+
+    cparams.ridgefill.maps   = maps;
+    cparams.ridgefill.split  = split;
+    cparams.ridgefill.states = states ? states->x : nullptr;
+    cparams.ridgefill.rows   = &ridgefill.rows;
+
+    memory->ridgefill.states.clear();
+    memory->ridgefill.healed_to.clear();
+    ridgefill.states = std::move(states);
 
     return 0;
 }
@@ -279,6 +381,9 @@ bool llama_context::ridgefill_reserve(uint32_t n_tokens, uint32_t n_seqs, const 
 void llama_context::ridgefill_memory_breakdown(llama_memory_breakdown & res) const {
     if (!cparams.ridgefill.maps) {
         return;
+    }
+    if (ridgefill.states) {
+        res[ggml_backend_buffer_get_type(ridgefill.states->buffer())].context += ggml_backend_buffer_get_size(ridgefill.states->buffer());
     }
     for (const auto & buf : cparams.ridgefill.maps->bufs) {
         res[ggml_backend_buffer_get_type(buf.get())].model += ggml_backend_buffer_get_size(buf.get());

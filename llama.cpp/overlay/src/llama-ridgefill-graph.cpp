@@ -7,6 +7,8 @@
 #include "llama-ridgefill-error.h"
 #include "llama-ridgefill-maps.h"
 #include "llama-ridgefill-nodes.h"
+#include "llama-ridgefill-select.h"
+#include "llama-ridgefill-states.h"
 
 #include <algorithm>
 #include <cstring>
@@ -80,6 +82,43 @@ static void check_reached(const llama_model & model, const std::unordered_set<gg
     }
 }
 
+// reduce the graph to what some of its nodes need
+static void keep_only(llm_graph_result & res, const std::unordered_set<ggml_tensor *> & reached) {
+    auto * gf = res.get_gf();
+
+    std::vector<ggml_tensor *> nodes(ggml_graph_n_nodes(gf));
+    for (size_t i = 0; i < nodes.size(); ++i) {
+        nodes[i] = ggml_graph_node(gf, i);
+    }
+
+    // the order of the nodes stays, so reads and writes of the same memory stay in order too
+    ggml_graph_clear(gf);
+    for (auto * node : nodes) {
+        if (reached.count(node)) {
+            ggml_build_forward_expand(gf, node);
+        }
+    }
+
+    // inputs that nothing reads any more are still set before each computation: as leafs they get memory
+    for (auto * t = ggml_get_first_tensor(res.get_ctx()); t; t = ggml_get_next_tensor(res.get_ctx(), t)) {
+        if (t->op == GGML_OP_NONE && (t->flags & GGML_TENSOR_FLAG_INPUT)) {
+            ggml_build_forward_expand(gf, t);
+        }
+    }
+}
+
+// store the split states of the rows in the cells of the attention cache that the rows get
+static ggml_tensor * build_state_write(const llama_model & model, llm_graph_result & res, ggml_tensor * states, ggml_tensor * x_s) {
+    for (auto * sink : llama_ridgefill_find_sinks(res.get_gf())) {
+        const int32_t il = llama_ridgefill_sink_layer(sink);
+        if (sink->op == GGML_OP_SET_ROWS && il >= 0 && !model.hparams.is_swa(il) &&
+                strncmp(llama_ridgefill_view_root(sink)->name, "cache_k_", 8) == 0) {
+            return ggml_set_rows(res.get_ctx(), states, x_s, sink->src[1]);
+        }
+    }
+    throw std::runtime_error(format("architecture '%s' has no attention cache for the split states", llm_arch_name(model.arch)));
+}
+
 void llama_ridgefill_rewrite_fill(const llama_model & model, llm_graph_result & res, const llama_ridgefill & maps, int32_t split) {
     auto * ctx = res.get_ctx();
     auto * gf  = res.get_gf();
@@ -90,18 +129,6 @@ void llama_ridgefill_rewrite_fill(const llama_model & model, llm_graph_result & 
     const auto sinks = llama_ridgefill_find_sinks(gf);
 
     llama_ridgefill_check_sites(model, maps, split, sites);
-
-    std::vector<ggml_tensor *> nodes(ggml_graph_n_nodes(gf));
-    for (size_t i = 0; i < nodes.size(); ++i) {
-        nodes[i] = ggml_graph_node(gf, i);
-    }
-
-    std::vector<ggml_tensor *> inputs;
-    for (auto * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
-        if (t->op == GGML_OP_NONE && (t->flags & GGML_TENSOR_FLAG_INPUT)) {
-            inputs.push_back(t);
-        }
-    }
 
     // replace what the maps predict
     const auto features = build_features(ctx, maps, split_maps.target, sites.front().tensor);
@@ -126,19 +153,60 @@ void llama_ridgefill_rewrite_fill(const llama_model & model, llm_graph_result & 
     }
 
     check_reached(model, reached, split, cut);
+    keep_only(res, reached);
+}
 
-    // the order of the nodes stays, so reads and writes of the same memory stay in order too
-    ggml_graph_clear(gf);
-    for (auto * node : nodes) {
-        if (reached.count(node)) {
-            ggml_build_forward_expand(gf, node);
+static ggml_tensor * find_split_state(const llama_model & model, const llm_graph_result & res, int32_t split) {
+    return llama_ridgefill_find_sites(model, res, split).front().tensor;
+}
+
+static void rewrite_lower(const llama_model & model, llm_graph_result & res, const llama_ridgefill_cparams & cur) {
+    const int32_t split = cur.split;
+
+    std::vector<ggml_tensor *> scores;
+    if (cur.n_query > 0) {
+        scores = llama_ridgefill_build_scores(model, res, cur.selection->heads, cur.n_query);
+        cur.selection->tensors = scores;
+    }
+
+    std::unordered_set<ggml_tensor *> reached;
+    llama_ridgefill_collect(find_split_state(model, res, split), reached);
+    for (auto * sink : llama_ridgefill_find_sinks(res.get_gf())) {
+        if (llama_ridgefill_sink_layer(sink) < split) {
+            llama_ridgefill_collect(sink, reached);
         }
     }
-
-    // inputs that nothing reads any more are still set before each computation: as leafs they get memory
-    for (auto * t : inputs) {
-        ggml_build_forward_expand(gf, t);
+    keep_only(res, reached);
+    for (auto * t : scores) {
+        ggml_build_forward_expand(res.get_gf(), t);
     }
+    res.t_logits = nullptr; // the rows get their logits later
+}
+
+static void rewrite_upper(const llama_model & model, llm_graph_result & res, const llama_ridgefill_cparams & cur) {
+    auto * ctx = res.get_ctx();
+    auto * gf  = res.get_gf();
+
+    auto * x_s  = find_split_state(model, res, cur.split);
+    auto * idxs = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, x_s->ne[1]);
+    ggml_set_input(idxs);
+    ggml_set_name(idxs, "ridgefill_rows");
+    res.add_input(std::make_unique<llm_graph_input_ridgefill_rows>(idxs, cur.rows));
+
+    retarget(x_s, ggml_get_rows(ctx, cur.states, idxs));
+
+    std::unordered_set<ggml_tensor *> reached;
+    for (auto * sink : llama_ridgefill_find_sinks(gf)) {
+        if (llama_ridgefill_sink_layer(sink) >= cur.split) {
+            llama_ridgefill_collect(sink, reached);
+        }
+    }
+    if (res.t_logits) {
+        llama_ridgefill_collect(res.t_logits, reached);
+    }
+
+    // the new node is the first that the upper layers need
+    keep_only(res, reached);
 }
 
 bool llama_ridgefill_on_build(const llama_model & model, const llm_graph_params & params, llm_graph_result & res) {
@@ -147,13 +215,23 @@ bool llama_ridgefill_on_build(const llama_model & model, const llm_graph_params 
     if (cur.capture) {
         cur.capture->on_build(model, res);
     }
-    if (cur.mode == LLAMA_RIDGEFILL_MODE_FILL) {
-        try {
-            llama_ridgefill_rewrite_fill(model, res, *cur.maps, cur.split);
-        } catch (const std::exception & err) {
-            llama_ridgefill_set_error(err.what());
-            return false;
+    try {
+        ggml_tensor * state_write = nullptr;
+        if (cur.states && cur.mode != LLAMA_RIDGEFILL_MODE_UPPER) {
+            state_write = build_state_write(model, res, cur.states, find_split_state(model, res, cur.split));
         }
+        switch (cur.mode) {
+            case LLAMA_RIDGEFILL_MODE_FULL:                                                                   break;
+            case LLAMA_RIDGEFILL_MODE_FILL:  llama_ridgefill_rewrite_fill(model, res, *cur.maps, cur.split);  break;
+            case LLAMA_RIDGEFILL_MODE_LOWER: rewrite_lower(model, res, cur);                                  break;
+            case LLAMA_RIDGEFILL_MODE_UPPER: rewrite_upper(model, res, cur);                                  break;
+        }
+        if (state_write) {
+            ggml_build_forward_expand(res.get_gf(), state_write);
+        }
+    } catch (const std::exception & err) {
+        llama_ridgefill_set_error(err.what());
+        return false;
     }
     return true;
 }

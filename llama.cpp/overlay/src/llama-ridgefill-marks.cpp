@@ -120,11 +120,38 @@ bool llama_ridgefill_marks::is_planned(llama_seq_id seq_id, llama_pos pos) const
     return it != plan.end() && it->second.contains(pos);
 }
 
+bool llama_ridgefill_marks::is_pending(llama_seq_id seq_id, llama_pos pos) const {
+    const auto it = filled.find(seq_id);
+    if (it == filled.end()) {
+        return false;
+    }
+    for (const auto & r : it->second.get()) {
+        if (r.p0 <= pos && pos < r.p1) {
+            return r.id == ID_PENDING;
+        }
+    }
+    return false;
+}
+
+llama_pos llama_ridgefill_marks::approximate_from(llama_seq_id seq_id) const {
+    llama_pos res = POS_MAX;
+    if (const auto it = filled.find(seq_id); it != filled.end() && !it->second.empty()) {
+        res = it->second.get().front().p0;
+    }
+    if (const auto it = healed_to.find(seq_id); it != healed_to.end()) {
+        res = std::min(res, it->second);
+    }
+    return res;
+}
+
 llama_pos llama_ridgefill_marks::reusable(
         llama_seq_id seq_id, const llama_ridgefill_ranges & want, uint64_t id, llama_pos n_past) const {
     const auto it = filled.find(seq_id);
     if (it == filled.end()) {
         return n_past;
+    }
+    if (want.empty()) {
+        return std::min(n_past, approximate_from(seq_id)); // exact rows that saw filled cells are not exact ones
     }
 
     for (const auto & r : it->second.get()) {
@@ -150,56 +177,92 @@ llama_pos llama_ridgefill_marks::reusable(
 }
 
 bool llama_ridgefill_marks::seq_rm(bool removed, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
-    if (removed) {
-        resolve(p0, p1);
-        for (auto & [id, ranges] : filled) {
+    if (!removed) {
+        return false;
+    }
+    resolve(p0, p1);
+    for (auto * marks : { &filled, &states }) {
+        for (auto & [id, ranges] : *marks) {
             if (seq_id < 0 || id == seq_id) {
                 ranges.erase(p0, p1);
             }
         }
     }
-    return removed;
+    for (auto it = healed_to.begin(); it != healed_to.end();) {
+        const bool gone = (seq_id < 0 || it->first == seq_id) && p0 <= it->second && p1 == POS_MAX;
+        it = gone ? healed_to.erase(it) : std::next(it);
+    }
+    return true;
 }
 
 void llama_ridgefill_marks::seq_cp(llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos p0, llama_pos p1) {
-    const auto it = filled.find(seq_id_src);
-    if (it == filled.end() || seq_id_src == seq_id_dst) {
+    if (seq_id_src == seq_id_dst) {
         return;
     }
 
     resolve(p0, p1);
 
-    const auto src = it->second; // the insertion below may move it
-    auto & dst = filled[seq_id_dst];
-    for (const auto & r : src.get()) {
-        dst.add(std::max(r.p0, p0), std::min(r.p1, p1), r.id);
+    for (auto * marks : { &filled, &states }) {
+        const auto it = marks->find(seq_id_src);
+        if (it == marks->end() || (marks == &states && !shared_cells)) {
+            continue; // split states stay with the cells
+        }
+        const auto src = it->second; // the insertion below may move it
+        auto & dst = (*marks)[seq_id_dst];
+        for (const auto & r : src.get()) {
+            dst.add(std::max(r.p0, p0), std::min(r.p1, p1), r.id);
+        }
+    }
+    if (const auto it = healed_to.find(seq_id_src); it != healed_to.end() && it->second < p1) {
+        healed_to[seq_id_dst] = std::max(it->second, p0);
     }
 }
 
 void llama_ridgefill_marks::seq_keep(llama_seq_id seq_id) {
-    for (auto it = filled.begin(); it != filled.end();) {
-        it = it->first == seq_id ? std::next(it) : filled.erase(it);
+    for (auto * marks : { &filled, &states }) {
+        for (auto it = marks->begin(); it != marks->end();) {
+            it = it->first == seq_id ? std::next(it) : marks->erase(it);
+        }
+    }
+    for (auto it = healed_to.begin(); it != healed_to.end();) {
+        it = it->first == seq_id ? std::next(it) : healed_to.erase(it);
     }
 }
 
 void llama_ridgefill_marks::seq_add(llama_seq_id seq_id, llama_pos p0, llama_pos p1, llama_pos delta) {
-    const auto it = filled.find(seq_id);
-    if (it != filled.end() && delta != 0) {
-        resolve(p0, p1);
-        it->second.shift(p0, p1, delta);
+    if (delta == 0) {
+        return;
+    }
+    resolve(p0, p1);
+    for (auto * marks : { &filled, &states }) {
+        if (const auto it = marks->find(seq_id); it != marks->end()) {
+            it->second.shift(p0, p1, delta);
+        }
+    }
+    if (const auto it = healed_to.find(seq_id); it != healed_to.end() && it->second >= p0) {
+        it->second = std::max(0, std::min(it->second, it->second + delta)); // earlier is on the safe side
     }
 }
 
 void llama_ridgefill_marks::seq_div(llama_seq_id seq_id, llama_pos p0, llama_pos p1, int d) {
-    const auto it = filled.find(seq_id);
-    if (it != filled.end() && d > 1) {
-        resolve(p0, p1);
-        it->second.div(p0, p1, d);
+    if (d <= 1) {
+        return;
+    }
+    resolve(p0, p1);
+    for (auto * marks : { &filled, &states }) {
+        if (const auto it = marks->find(seq_id); it != marks->end()) {
+            it->second.div(p0, p1, d);
+        }
+    }
+    if (const auto it = healed_to.find(seq_id); it != healed_to.end()) {
+        it->second /= d;
     }
 }
 
 void llama_ridgefill_marks::clear() {
     filled.clear();
+    states.clear();
+    healed_to.clear();
 }
 
 //
@@ -211,8 +274,13 @@ void llama_ridgefill_marks::state_write(llama_io_write_i & io, llama_seq_id seq_
         return; // holds no attention cells
     }
 
+    auto approximate = filled;
+    for (const auto & [id, pos] : healed_to) {
+        approximate[id].add(pos, pos + 1, 0); // ends what an exact prompt can reuse
+    }
+
     uint32_t n = 0;
-    for (const auto & [id, ranges] : filled) {
+    for (const auto & [id, ranges] : approximate) {
         n += seq_id < 0 || id == seq_id ? ranges.get().size() : 0;
     }
     if (n == 0) {
@@ -221,7 +289,7 @@ void llama_ridgefill_marks::state_write(llama_io_write_i & io, llama_seq_id seq_
 
     io.write(&RIDGEFILL_STATE_MAGIC, sizeof(RIDGEFILL_STATE_MAGIC));
     io.write(&n, sizeof(n));
-    for (const auto & [id, ranges] : filled) {
+    for (const auto & [id, ranges] : approximate) {
         if (seq_id >= 0 && id != seq_id) {
             continue;
         }
@@ -241,9 +309,11 @@ void llama_ridgefill_marks::state_read(llama_io_read_i & io, llama_seq_id seq_id
 
     // the cells were replaced, so what was known about them is void
     if (seq_id < 0) {
-        filled.clear();
+        clear();
     } else {
         filled.erase(seq_id);
+        states.erase(seq_id);
+        healed_to.erase(seq_id);
     }
 
     uint32_t magic = 0;

@@ -39,7 +39,23 @@ struct llama_ridgefill_marks {
     std::map<llama_seq_id, llama_ridgefill_ranges> plan;
     std::map<llama_seq_id, llama_ridgefill_ranges> filled;
 
+    // rows whose split state is kept
+    std::map<llama_seq_id, llama_ridgefill_ranges> states;
+
+    // sequences share cells (unified cache): a copied sequence keeps the split states
+    bool shared_cells = true;
+
+    // rows that only ran below the split and wait for the end of their prompt have this identity
+    static constexpr uint64_t ID_PENDING = ~0ull;
+
+    // healing has come to this position: rows behind it still saw filled cells
+    std::map<llama_seq_id, llama_pos> healed_to;
+
+    // the first row that is not that of an exact prefill, the largest position if there is none
+    llama_pos approximate_from(llama_seq_id seq_id) const;
+
     bool is_planned(llama_seq_id seq_id, llama_pos pos) const;
+    bool is_pending(llama_seq_id seq_id, llama_pos pos) const;
 
     // number of leading positions, at most n_past, that `want` can keep; id is the identity of the maps in use
     llama_pos reusable(llama_seq_id seq_id, const llama_ridgefill_ranges & want, uint64_t id, llama_pos n_past) const;

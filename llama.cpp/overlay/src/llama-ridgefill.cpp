@@ -124,12 +124,14 @@ uint64_t llama_ridgefill_hash(const llama_ridgefill * maps) {
 
 llama_ridgefill_context_params llama_ridgefill_default_context_params(void) {
     return {
-        /*.split =*/ -1,
+        /*.split       =*/ -1,
+        /*.keep_states =*/ false,
+        /*.type_states =*/ GGML_TYPE_F32,
     };
 }
 
 int32_t llama_set_ridgefill(llama_context * ctx, llama_ridgefill * maps, llama_ridgefill_context_params params) {
-    return guarded<int32_t>(-1, [&]() { return ctx->set_ridgefill(maps, params.split); });
+    return guarded<int32_t>(-1, [&]() { return ctx->set_ridgefill(maps, params); });
 }
 
 int32_t llama_ridgefill_ctx_split(const llama_context * ctx) {
@@ -201,14 +203,19 @@ static llama_ridgefill_ranges to_ranges(const llama_ridgefill_range * ranges, in
     return res;
 }
 
+static void check_seq(const llama_context * ctx, llama_seq_id seq_id) {
+    const auto & cparams = ctx->get_cparams();
+    const llama_seq_id n_seq_max = cparams.kv_unified ? LLAMA_MAX_SEQ : cparams.n_seq_max;
+    if (!ctx->ridgefill_marks() || seq_id < 0 || seq_id >= n_seq_max) {
+        throw std::runtime_error(format("there is no sequence %d, expected one in [0, %d)", seq_id, n_seq_max));
+    }
+}
+
 int32_t llama_ridgefill_seq_mark(llama_context * ctx, llama_seq_id seq_id, const llama_ridgefill_range * ranges, int32_t n) {
     return guarded<int32_t>(-1, [&]() {
+        check_seq(ctx, seq_id);
         auto * marks = ctx->ridgefill_marks();
         const auto & cparams = ctx->get_cparams();
-        const llama_seq_id n_seq_max = cparams.kv_unified ? LLAMA_MAX_SEQ : cparams.n_seq_max;
-        if (!marks || seq_id < 0 || seq_id >= n_seq_max) {
-            throw std::runtime_error(format("there is no sequence %d, expected one in [0, %d)", seq_id, n_seq_max));
-        }
         if (n == 0) {
             marks->plan.erase(seq_id);
             return 0;
@@ -251,6 +258,88 @@ int32_t llama_ridgefill_seq_n_filled(const llama_context * ctx, llama_seq_id seq
         res += std::max(0, (p1 < 0 ? r.p1 : std::min(r.p1, p1)) - std::max(r.p0, p0));
     }
     return res;
+}
+
+llama_ridgefill_select_params llama_ridgefill_default_select_params(const llama_ridgefill * maps) {
+    GGML_UNUSED(maps);
+    return {
+        /*.type    =*/ LLAMA_RIDGEFILL_SELECT_NONE,
+        /*.budget  =*/ 0,
+        /*.n_pool  =*/ 7,
+        /*.n_query =*/ 64,
+        /*.heads   =*/ nullptr,
+        /*.n_heads =*/ 0,
+    };
+}
+
+int32_t llama_ridgefill_seq_select(
+        llama_context * ctx, llama_seq_id seq_id, int32_t n_prompt, int32_t tail, llama_ridgefill_select_params params) {
+    return guarded<int32_t>(-1, [&]() {
+        check_seq(ctx, seq_id);
+        auto & selections = ctx->ridgefill.selections;
+        if (params.type == LLAMA_RIDGEFILL_SELECT_NONE) {
+            selections.erase(seq_id);
+            return 0;
+        }
+        if (!ctx->ridgefill.states) {
+            throw std::runtime_error("split states are not kept (hint: keep_states of llama_ridgefill_context_params)");
+        }
+        if (n_prompt < 1 || tail < 1 || params.budget < 0 || params.n_pool < 1 || params.n_query < 1) {
+            throw std::runtime_error(format("expected n_prompt, tail, n_pool, n_query of at least 1 and budget of at least 0, found %d, %d, %d, %d and %d",
+                        n_prompt, tail, params.n_pool, params.n_query, params.budget));
+        }
+
+        llama_ridgefill_selection cur = { params.type, n_prompt, std::min(tail, n_prompt), params.budget, params.n_pool, std::min(params.n_query, tail), {}, {}, {} };
+        if (params.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
+            if (params.n_heads == 0) {
+                throw std::runtime_error("no retrieval heads (hint: pyridgefill heads finds them)");
+            }
+            for (size_t i = 0; i < params.n_heads; ++i) {
+                const auto & it = params.heads[i];
+                const auto & hparams = ctx->get_cparams().ridgefill.maps->model.hparams;
+                if (it.layer < 0 || it.layer >= ctx->ridgefill_split() || it.head < 0 || it.head >= (int32_t) hparams.n_head(it.layer)) {
+                    throw std::runtime_error(format("expected heads that exist in layers below the split %d, found %d.%d", ctx->ridgefill_split(), it.layer, it.head));
+                }
+                cur.heads.push_back(it);
+            }
+            cur.scores.assign(cur.heads.size(), std::vector<float>(n_prompt, 0.0f));
+        }
+        selections[seq_id] = std::move(cur);
+        return 0;
+    });
+}
+
+int32_t llama_ridgefill_n_selected(const llama_context * ctx) {
+    return ctx->ridgefill.selected.size();
+}
+
+const llama_pos * llama_ridgefill_selected(const llama_context * ctx) {
+    return ctx->ridgefill.selected.data();
+}
+
+int32_t llama_ridgefill_n_score_heads(const llama_context * ctx) {
+    return ctx->ridgefill.selected_last.scores.size();
+}
+
+const float * llama_ridgefill_head_scores(const llama_context * ctx, int32_t i) {
+    const auto & scores = ctx->ridgefill.selected_last.scores;
+    return i < 0 || i >= (int32_t) scores.size() ? nullptr : scores[i].data();
+}
+
+int32_t llama_ridgefill_seq_upper(llama_context * ctx, llama_seq_id seq_id, const llama_pos * pos, int32_t n) {
+    return guarded<int32_t>(-1, [&]() {
+        check_seq(ctx, seq_id);
+        ctx->ridgefill_upper(seq_id, { pos, pos + n });
+        ctx->ridgefill.counters.n_selected += n;
+        return n;
+    });
+}
+
+int32_t llama_ridgefill_seq_heal(llama_context * ctx, llama_seq_id seq_id, int32_t n_max) {
+    return guarded<int32_t>(-1, [&]() {
+        check_seq(ctx, seq_id);
+        return ctx->ridgefill_heal(seq_id, n_max);
+    });
 }
 
 //

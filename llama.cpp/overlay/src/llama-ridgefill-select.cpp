@@ -1,0 +1,150 @@
+#include "llama-ridgefill-select.h"
+
+#include "llama-graph.h"
+#include "llama-impl.h"
+#include "llama-model.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+// the best score of each row and its neighbours
+static std::vector<float> pool(const std::vector<float> & scores, int32_t n_pool) {
+    const int32_t n    = scores.size();
+    const int32_t half = n_pool/2;
+
+    std::vector<float> res(n);
+    for (int32_t i = 0; i < n; ++i) {
+        res[i] = *std::max_element(scores.begin() + std::max(0, i - half), scores.begin() + std::min(n, i + half + 1));
+    }
+    return res;
+}
+
+std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_ranges & ranges) const {
+    std::vector<llama_pos> rows;
+    for (const auto & r : ranges.get()) {
+        for (llama_pos p = r.p0; p < std::min(r.p1, n_prompt - tail); ++p) {
+            rows.push_back(p);
+        }
+    }
+    if ((size_t) budget >= rows.size()) {
+        return rows;
+    }
+
+    std::vector<llama_pos> res;
+
+    if (type == LLAMA_RIDGEFILL_SELECT_STRIDE) {
+        // blocks of n_pool rows whose starts are spread evenly
+        const size_t n_blocks = std::max(1, budget/n_pool);
+        for (size_t i = 0; i < n_blocks; ++i) {
+            const size_t start = i*rows.size()/n_blocks;
+            const size_t end   = std::min({ start + n_pool, (i + 1)*rows.size()/n_blocks, start + budget - std::min<size_t>(budget, res.size()) });
+            res.insert(res.end(), rows.begin() + start, rows.begin() + std::max(start, end));
+        }
+        return res;
+    }
+
+    std::vector<float> best(n_prompt, 0.0f);
+    for (const auto & head : scores) {
+        for (int32_t p = 0; p < n_prompt; ++p) {
+            best[p] = std::max(best[p], head[p]);
+        }
+    }
+    best = pool(best, n_pool);
+
+    res = rows;
+    std::nth_element(res.begin(), res.begin() + budget, res.end(), [&](llama_pos a, llama_pos b) {
+        return best[a] != best[b] ? best[a] > best[b] : a < b;
+    });
+    res.resize(budget);
+    std::sort(res.begin(), res.end());
+    return res;
+}
+
+static ggml_tensor * find_node(ggml_cgraph * gf, const std::string & name) {
+    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+        if (name == ggml_graph_node(gf, i)->name) {
+            return ggml_graph_node(gf, i);
+        }
+    }
+    return nullptr;
+}
+
+// the last n rows (second dimension) of one matrix of a tensor
+static ggml_tensor * last_rows(ggml_context * ctx, ggml_tensor * t, int64_t n, int64_t i2) {
+    return ggml_view_2d(ctx, t, t->ne[0], n, t->nb[1], i2*t->nb[2] + (t->ne[1] - n)*t->nb[1]);
+}
+
+// probabilities [n_kv, n_query] of one head with flash attention, which does not leave them behind
+static ggml_tensor * build_probs(ggml_context * ctx, const ggml_tensor * fattn, int32_t head, int64_t n_query, int64_t n_rows) {
+    auto * q    = fattn->src[0]; // [d, n_rows, n_head]
+    auto * k    = fattn->src[1]; // [d, n_kv, n_head_kv]
+    auto * mask = fattn->src[3]; // [n_kv, n_rows]
+
+    float scale, max_bias, softcap;
+    memcpy(&scale,    (const float *) fattn->op_params + 0, sizeof(float));
+    memcpy(&max_bias, (const float *) fattn->op_params + 1, sizeof(float));
+    memcpy(&softcap,  (const float *) fattn->op_params + 2, sizeof(float));
+    if (max_bias != 0.0f) {
+        throw std::runtime_error("heads with a position bias (ALiBi) cannot score rows");
+    }
+
+    const int64_t head_kv = head/(q->ne[2]/k->ne[2]);
+
+    auto * q_h = ggml_cont(ctx, last_rows(ctx, q, n_query, head));
+    auto * k_h = ggml_view_2d(ctx, k, k->ne[0], k->ne[1], k->nb[1], head_kv*k->nb[2]);
+
+    auto * kq = ggml_mul_mat(ctx, k_h, q_h);
+    ggml_prec_set_acc(kq, GGML_PREC_F32);
+
+    if (softcap != 0.0f) {
+        kq    = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, kq, scale/softcap)), softcap);
+        scale = 1.0f;
+    }
+
+    // the mask may have more rows than there are queries
+    auto * mask_h = ggml_cont(ctx, ggml_view_2d(ctx, mask, mask->ne[0], n_query, mask->nb[1], (n_rows - n_query)*mask->nb[1]));
+
+    auto * probs = ggml_soft_max_ext(ctx, kq, mask_h, scale, 0.0f);
+    if (fattn->src[4]) {
+        ggml_soft_max_add_sinks(probs, ggml_cont(ctx, ggml_view_1d(ctx, fattn->src[4], 1, head*fattn->src[4]->nb[0])));
+    }
+    return probs;
+}
+
+std::vector<ggml_tensor *> llama_ridgefill_build_scores(
+        const llama_model & model, llm_graph_result & res, const std::vector<llama_ridgefill_head> & heads, int64_t n_query) {
+    auto * ctx = res.get_ctx();
+    auto * gf  = res.get_gf();
+
+    std::map<int32_t, const ggml_tensor *> fattns;
+    for (const auto & fused : res.get_fused_nodes()) {
+        if (fused.op == LLM_FUSED_OP_FLASH_ATTN) {
+            fattns[fused.il] = fused.tensor;
+        }
+    }
+
+    std::vector<ggml_tensor *> out;
+    for (const auto & it : heads) {
+        ggml_tensor * probs = nullptr;
+        if (const auto fattn_it = fattns.find(it.layer); fattn_it != fattns.end()) {
+            const auto * fattn = fattn_it->second;
+            if (it.head >= fattn->src[0]->ne[2]) {
+                throw std::runtime_error(format("layer %d has no head %d", it.layer, it.head));
+            }
+            probs = build_probs(ctx, fattn, it.head, n_query, fattn->src[0]->ne[1]);
+        } else if (auto * soft_max = find_node(gf, format("kq_soft_max-%d", it.layer))) {
+            if (it.head >= soft_max->ne[2]) {
+                throw std::runtime_error(format("layer %d has no head %d", it.layer, it.head));
+            }
+            probs = ggml_cont(ctx, last_rows(ctx, soft_max, n_query, it.head));
+        } else {
+            throw std::runtime_error(format("layer %d of architecture '%s' has no attention that can score rows", it.layer, llm_arch_name(model.arch)));
+        }
+
+        auto * best = n_query == 1 ? probs : ggml_pool_2d(ctx, probs, GGML_OP_POOL_MAX, 1, n_query, 1, n_query, 0, 0);
+        ggml_set_output(best);
+        out.push_back(best);
+    }
+    return out;
+}

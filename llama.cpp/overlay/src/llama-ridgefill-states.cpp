@@ -1,0 +1,58 @@
+#include "llama-ridgefill-states.h"
+
+#include "llama-impl.h"
+#include "llama-kv-cache-iswa.h"
+#include "llama-model.h"
+
+#include <stdexcept>
+
+llama_ridgefill_cells::llama_ridgefill_cells(llama_memory_i * memory) {
+    if (auto * kv = dynamic_cast<llama_kv_cache *>(memory)) {
+        base = kv;
+    } else if (auto * kv_iswa = dynamic_cast<llama_kv_cache_iswa *>(memory)) {
+        base = kv_iswa->get_base();
+        swa  = kv_iswa->get_swa();
+    }
+}
+
+std::vector<int32_t> llama_ridgefill_cells::find(const llama_kv_cache & kv, llama_seq_id seq_id, const std::vector<llama_pos> & pos) {
+    const auto &   cells = kv.get_cells(seq_id).seq_pos_get(seq_id);
+    const uint32_t offs  = kv.get_n_stream() > 1 ? seq_id*kv.get_size() : 0;
+
+    std::vector<int32_t> res(pos.size(), -1);
+    for (size_t i = 0; i < pos.size(); ++i) {
+        const auto it = cells.lower_bound({ pos[i], 0 });
+        if (it != cells.end() && it->first == pos[i]) {
+            res[i] = offs + it->second;
+        }
+    }
+    return res;
+}
+
+llama_ridgefill_states::llama_ridgefill_states(const llama_model & model, const llama_kv_cache & kv, int32_t split, ggml_type type) {
+    if (type != GGML_TYPE_F32 && type != GGML_TYPE_F16 && type != GGML_TYPE_BF16) {
+        throw std::runtime_error(format("split states: expected type f32, f16 or bf16, found %s", ggml_type_name(type)));
+    }
+
+    ctx.reset(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
+    x = ggml_new_tensor_2d(ctx.get(), type, model.hparams.n_embd, (int64_t) kv.get_size()*kv.get_n_stream());
+    ggml_set_name(x, "ridgefill_states");
+
+    buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), model.select_buft(split)));
+    if (!buf) {
+        throw std::runtime_error(format("failed to allocate %.2f MiB for split states", ggml_nbytes(x)/1024.0/1024.0));
+    }
+    ggml_backend_buffer_clear(buf.get(), 0);
+
+    LLAMA_LOG_INFO("%s: %10s RidgeFill split states size = %8.2f MiB (%s)\n", __func__,
+            ggml_backend_buffer_name(buf.get()), ggml_backend_buffer_get_size(buf.get())/1024.0/1024.0, ggml_type_name(type));
+}
+
+void llm_graph_input_ridgefill_rows::set_input(const llama_ubatch * ubatch) {
+    GGML_ASSERT(rows->size() == ubatch->n_tokens);
+    ggml_backend_tensor_set(idxs, rows->data(), 0, rows->size()*sizeof(int32_t));
+}
+
+bool llm_graph_input_ridgefill_rows::can_reuse(const llm_graph_params & params) {
+    return idxs->ne[0] == params.ubatch.n_tokens;
+}

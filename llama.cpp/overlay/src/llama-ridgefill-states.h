@@ -1,0 +1,51 @@
+#pragma once
+
+#include "llama-graph.h"
+#include "llama-kv-cache.h"
+
+#include "ggml-cpp.h"
+
+#include <cstdint>
+#include <vector>
+
+struct llama_memory_i;
+struct llama_model;
+
+// the attention caches whose cells the rows of a prompt occupy
+struct llama_ridgefill_cells {
+    llama_kv_cache * base = nullptr; // nullptr: rows cannot be run again, the memory is recurrent or of another kind
+    llama_kv_cache * swa  = nullptr;
+
+    explicit llama_ridgefill_cells(llama_memory_i * memory);
+
+    // rows of a cache [kv_size*n_stream] that hold the positions, -1 where there is none
+    static std::vector<int32_t> find(const llama_kv_cache & kv, llama_seq_id seq_id, const std::vector<llama_pos> & pos);
+};
+
+// split states of the rows in the cache, by cell
+struct llama_ridgefill_states {
+    ggml_tensor * x = nullptr; // [n_embd, kv_size*n_stream]
+
+    // throws std::runtime_error
+    llama_ridgefill_states(const llama_model & model, const llama_kv_cache & kv, int32_t split, ggml_type type);
+
+    ggml_backend_buffer_t buffer() const { return buf.get(); }
+
+private:
+    ggml_context_ptr        ctx;
+    ggml_backend_buffer_ptr buf;
+};
+
+// the cells whose split states an UPPER ubatch reads
+class llm_graph_input_ridgefill_rows : public llm_graph_input_i {
+public:
+    llm_graph_input_ridgefill_rows(ggml_tensor * idxs, const std::vector<int32_t> * rows) : idxs(idxs), rows(rows) {}
+
+    void set_input(const llama_ubatch * ubatch) override;
+    bool can_reuse(const llm_graph_params & params) override;
+
+private:
+    ggml_tensor * idxs; // I32 [n_tokens]
+
+    const std::vector<int32_t> * rows; // of the context
+};

@@ -1,0 +1,62 @@
+"""UPPER and heal: rows that were filled become exact ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from support.engine import Context, Maps, Model
+from support.options import ContextOptions
+from support.tokens import tokens
+
+N, TAIL, SINK = 300, 64, 4
+ATTENTION = ("llama", "llama-moe", "qwen2", "qwen3", "gemma3", "gpt-oss", "deepseek2")
+
+
+def options(family: str, kind: str = "f16", flash: bool = False, **more: Any) -> ContextOptions:
+    flash = flash or (kind == "q8_0" and family == "deepseek2")
+    return ContextOptions(type_k=kind, type_v=kind if flash else "f16", flash_attn=flash, swa_full=True, **more)
+
+
+@contextmanager
+def context(workshop: Any, family: str, opts: ContextOptions, states: str = "f32") -> Iterator[Context]:
+    with ExitStack() as stack:
+        model = stack.enter_context(Model(workshop.model(family)))
+        ctx = stack.enter_context(Context(model, opts))
+        maps = Maps(model, workshop.maps(family, "poison"))
+        stack.callback(maps.close)
+        ctx.set_maps(maps, states=states)
+        stack.callback(ctx.set_maps, None)
+        yield ctx
+
+
+def decode(ctx: Context, prompt: list[int], *ranges: tuple[int, int], seq: int = 0) -> np.ndarray:
+    ctx.mark(seq, *ranges)
+    logits = ctx.decode({seq: prompt})[seq]
+    ctx.mark(seq)
+    return logits
+
+
+@pytest.mark.parametrize("family", ATTENTION)
+@pytest.mark.parametrize(("kind", "flash"), [("f16", False), ("f16", True), ("q8_0", True)])
+def test_heal_gives_the_cache_of_an_exact_prefill(workshop: Any, family: str, kind: str, flash: bool) -> None:
+    prompt = tokens(N)
+    with context(workshop, family, options(family, kind, flash)) as ctx:
+        exact = decode(ctx, prompt)
+        want = ctx.state(0)
+        ctx.clear()
+        poisoned = decode(ctx, prompt, (32, 224))
+        assert np.abs(poisoned - exact).max() > 0.01 * np.ptp(exact)
+        assert ctx.reusable(0, N) == 32
+        healed = 0
+        while n := ctx.heal(0, 32):
+            healed += n
+            assert ctx.reusable(0, N) == min(N, 32 + healed)
+        assert healed == N - 32
+        assert ctx.counters().n_healed == healed
+        assert ctx.n_filled(0) == 0
+        assert ctx.state(0) == want
+        assert ctx.reusable(0, N) == N
