@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -15,60 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support import capi
+from support.loaded import Maps, Model, last_words
 from support.options import ContextOptions
+
+__all__ = ["Context", "DecodeError", "Maps", "Model"]
 
 GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 
 Logits = NDArray[np.float32]
 
 
-log: deque[str] = deque(maxlen=200)  # the library's last messages
-
-
-@llama_cpp.llama_log_callback
-def _keep(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-    log.append(text.decode(errors="replace"))
-
-
-llama_cpp.llama_log_set(_keep, None)
-llama_cpp.llama_backend_init()
-
-
 class DecodeError(RuntimeError):
     """llama_decode did not return 0."""
-
-
-class Model:
-    """A loaded model; use as a context manager or call :meth:`close`."""
-
-    def __init__(self, path: Path) -> None:
-        params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = 0
-        handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-        if not handle:
-            raise RuntimeError(f"cannot load {path}: {''.join(log)[-500:]}")
-        self.handle = handle
-        self.path = path
-        self._owned = ExitStack()
-        self.n_layer = llama_cpp.llama_model_n_layer(handle)
-        self.n_embd = llama_cpp.llama_model_n_embd(handle)
-        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(handle))
-
-    def own(self, maps: Maps) -> Maps:
-        """Close the maps together with the model, before it."""
-        return self._owned.enter_context(maps)
-
-    def close(self) -> None:
-        if self.handle:
-            self._owned.close()
-            llama_cpp.llama_model_free(self.handle)
-            self.handle = None
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 class Context:
@@ -96,7 +51,7 @@ class Context:
         params.n_threads = params.n_threads_batch = options.n_threads
         handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not handle:
-            raise RuntimeError(f"no context for {model.path} with {options}: {''.join(log)[-500:]}")
+            raise RuntimeError(f"no context for {model.path} with {options}: {last_words()}")
         self.handle = handle
         self.model = model
         self.options = options
@@ -130,7 +85,7 @@ class Context:
         finally:
             llama_cpp.llama_batch_free(batch)
         if status != 0:
-            raise DecodeError(f"llama_decode returned {status}: {''.join(log)[-500:]}")
+            raise DecodeError(f"llama_decode returned {status}: {last_words()}")
         wanted = [i for i, w in enumerate(want) if w]
         out = np.empty((len(wanted), self.model.n_vocab), np.float32)
         for k, i in enumerate(wanted):
@@ -297,28 +252,6 @@ class Context:
 
     def reset_counters(self) -> None:
         capi.native().llama_ridgefill_reset_counters(self.handle)
-
-
-class Maps:
-    """A loaded maps file; must be closed before its model and after every context that uses it."""
-
-    def __init__(self, model: Model, path: Path, skip_fingerprint: bool = False) -> None:
-        params = capi.native().llama_ridgefill_params(skip_fingerprint=skip_fingerprint)
-        handle = capi.native().llama_ridgefill_init(model.handle, str(path).encode(), params)
-        if not handle:
-            raise capi.RefusedError(capi.last_error())
-        self.handle = handle
-
-    def close(self) -> None:
-        if self.handle:
-            capi.native().llama_ridgefill_free(self.handle)
-            self.handle = None
-
-    def __enter__(self) -> Maps:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def _interleave(prompts: Mapping[int, Sequence[int]], n_batch: int) -> Iterator[list[tuple[int, int]]]:
