@@ -41,7 +41,7 @@ class RidgeFillConfig:
     budget
         How many rows are selected: a share of the filled rows below 1, a number of rows from 1 on.
     heads
-        Retrieval heads as `(layer, head)`, in layers below the split; for `attention`.
+        Retrieval heads as `(layer, head)`, in layers below the split; none: those of the maps file.
     pool, queries
         A row's score is the best among `pool` neighbours; the last `queries` rows of the prompt ask.
     keep_states
@@ -65,8 +65,6 @@ class RidgeFillConfig:
     def __post_init__(self) -> None:
         if self.select not in ("none", "stride", "attention"):
             raise ValueError(f"RidgeFillConfig.select: expected none, stride or attention, found {self.select!r}")
-        if self.select == "attention" and not self.heads:
-            raise ValueError("RidgeFillConfig.heads: select='attention' needs retrieval heads, as (layer, head)")
         leasts = (("split", 0), ("sink", 0), ("tail", 1), ("min_prompt", 0), ("budget", 0), ("pool", 1), ("queries", 1))
         for name, least in leasts:
             value = getattr(self, name)

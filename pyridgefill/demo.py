@@ -158,7 +158,7 @@ def measure_quality(settings: Settings, progress: Progress) -> dict[str, Any]:
     losses: dict[str, float] = {}
     with Session(settings.model, n_ctx=settings.quality_prompt + 64, n_threads=settings.n_threads) as session:
         chat = chat_formatter(session, add_generation_prompt=True)
-        shape = {"n_prompt": settings.quality_prompt, "sink": settings.sink, "tail": settings.tail}
+        shape: dict[str, Any] = {"n_prompt": settings.quality_prompt, "sink": settings.sink, "tail": settings.tail}
         needles = list(make_needles(session, chat, count=settings.needles, **shape))
         bos = [] if session.bos is None else [session.bos]
         windows = token_windows(session, settings.quality_prompt - len(bos), skip=settings.needles)

@@ -87,6 +87,7 @@ def describe(maps: MapSet) -> dict[str, Any]:
         "feature_norm_eps": maps.feature_norm_eps if maps.feature_norm == "rms" else None,
         "recommended": asdict(maps.recommended),
         "calibration": asdict(maps.calibration),
+        "heads": [asdict(item) for item in maps.heads],
         "parameters": sum(_size(source) for item in maps.maps for source in item.tensors().values()),
         "maps": [
             {
@@ -120,6 +121,9 @@ def print_description(description: dict[str, Any]) -> None:
     )
     settings = ", ".join(f"{key} {value}" for key, value in description["recommended"].items() if value is not None)
     out.print(f"recommended: {settings or 'nothing'}; features: {description['feature_norm']}", highlight=False)
+    for head in description["heads"]:
+        name = f"retrieval head {head['layer']}.{head['head']}"
+        out.print(f"split {head['split']}: {name}, recall {head['recall']:.2f}", highlight=False)
     table = Table("map", "shape", "R²", "λ", "condition", "solver")
     for item in description["maps"]:
         shape = " · ".join(

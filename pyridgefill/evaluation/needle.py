@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyridgefill.chunks import ChatFormatter, Tokenizer
@@ -13,19 +14,34 @@ from pyridgefill.evaluation.session import Session
 from pyridgefill.evaluation.text import token_windows
 
 _PLACES = ["Amsterdam", "Bergen", "Cairo", "Dublin", "Florence", "Geneva", "Istanbul", "Kyoto", "Lisbon", "Nairobi"]
+_WORDS = ["amber", "basket", "copper", "dragon", "ember", "falcon", "garnet", "harbor", "island", "jasmine", "kettle"]
+
+# what a needle's value can be
+KINDS: dict[str, Callable[[random.Random], str]] = {
+    "digits": lambda draw: str(draw.randrange(10**6, 10**7)),
+    "words": lambda draw: "-".join(draw.sample(_WORDS, 3)),
+    "identifiers": lambda draw: "_".join([*draw.sample(_WORDS, 2), str(draw.randrange(10, 99))]),
+    "uuids": lambda draw: str(uuid.UUID(int=draw.getrandbits(128))),
+}
+
 _MARK = "\x1fHAYSTACK\x1f"
 _ANSWER_TOKENS = 24
 
 
 @dataclass(frozen=True)
 class Needle:
-    """One prompt and the value that the answer must contain; `start`, `end` are the needle's rows."""
+    """One prompt and the value that the answer must contain.
+
+    `start`, `end` are the needle's rows, `value_start`, `value_end` those of its value.
+    """
 
     tokens: tuple[int, ...]
     value: str
     depth: float
     start: int
     end: int
+    value_start: int
+    value_end: int
 
 
 def make_needles(
@@ -36,6 +52,7 @@ def make_needles(
     n_prompt: int,
     sink: int,
     tail: int,
+    kind: str = "digits",
     seed: int = 0,
 ) -> Iterator[Needle]:
     """Needles at depths from 5 to 95 % of the rows `[sink, n_prompt - tail)`, in texts of their own.
@@ -50,6 +67,8 @@ def make_needles(
         Tokens of each.
     sink, tail
         Exact rows at both ends; the question and the answer's start lie in the tail.
+    kind
+        What the values are: one of `KINDS`.
     seed
         Of the values and places.
 
@@ -61,9 +80,11 @@ def make_needles(
     draw = random.Random(seed)
     windows = token_windows(tokenizer, n_prompt)
     for index in range(count):
-        place, value = draw.choice(_PLACES), str(draw.randrange(10**6, 10**7))
+        place, value = draw.choice(_PLACES), KINDS[kind](draw)
         head, foot = _frame(tokenizer, chat, place)
-        needle = tokenizer.tokenize(f"\n\nThe special magic number for {place} is: {value}.\n\n", parse_special=False)
+        lead = tokenizer.tokenize(f"\n\nThe special magic number for {place} is:", parse_special=False)
+        body = tokenizer.tokenize(f" {value}", parse_special=False)
+        needle = [*lead, *body, *tokenizer.tokenize(".\n\n", parse_special=False)]
         if len(foot) > tail:
             raise ModelError(f"the question has {len(foot)} tokens, the tail {tail}", "ask for a longer tail")
         depth = 0.05 + 0.9 * (index + 0.5) / count
@@ -73,7 +94,8 @@ def make_needles(
         before = start - len(head)
         after = n_prompt - start - len(needle) - len(foot)
         tokens = (*head, *hay[:before], *needle, *hay[before : before + after], *foot)
-        yield Needle(tokens, value, depth, start, start + len(needle))
+        value_start = start + len(lead)
+        yield Needle(tokens, value, depth, start, start + len(needle), value_start, value_start + len(body))
 
 
 def _frame(tokenizer: Tokenizer, chat: ChatFormatter | None, place: str) -> tuple[list[int], list[int]]:

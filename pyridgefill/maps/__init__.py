@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pyridgefill.maps.base import BaseModel, read_base_model
 from pyridgefill.maps.baselines import identity_maps, poison_maps
-from pyridgefill.maps.model import Calibration, MapSet, Recommended, RowSource, Site, SiteMap, Split
+from pyridgefill.maps.model import (
+    Calibration,
+    MapSet,
+    Recommended,
+    RetrievalHead,
+    RowSource,
+    Site,
+    SiteMap,
+    Split,
+)
 from pyridgefill.maps.read import read_maps
 from pyridgefill.maps.write import WEIGHT_TYPES, write_maps
 
@@ -14,6 +23,7 @@ __all__ = [
     "Calibration",
     "MapSet",
     "Recommended",
+    "RetrievalHead",
     "RowSource",
     "Site",
     "SiteMap",

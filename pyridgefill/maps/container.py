@@ -99,6 +99,10 @@ class MapsContainer:
     def optional_integer(self, key: str, kind: str) -> int | None:
         return None if self._reader.get_field(key) is None else self.integer(key, kind)
 
+    def has(self, key: str) -> bool:
+        """Whether the file has a key."""
+        return self._reader.get_field(key) is not None
+
     def integers(self, key: str, count: int | None = None) -> list[int]:
         return [int(value) for value in self._array(key, GGUFValueType.INT32, count)]
 

@@ -16,7 +16,7 @@ from gguf.quants import dequantize
 from pyridgefill.errors import MapsError
 from pyridgefill.maps.base import BaseModel
 from pyridgefill.maps.container import MapsContainer
-from pyridgefill.maps.model import Calibration, MapSet, Recommended, SiteMap, Split
+from pyridgefill.maps.model import Calibration, MapSet, Recommended, RetrievalHead, SiteMap, Split
 from pyridgefill.maps.write import FORMAT_VERSION
 
 _TENSOR = re.compile(r"ridgefill\.(\d+\.blk\.\d+\..+)\.(weight|weight_a|weight_b|bias)")
@@ -85,6 +85,7 @@ def read_maps(path: str | os.PathLike[str]) -> MapSet:
             rows_massive=container.integer("ridgefill.calibration.rows_massive", "u64"),
             rows_nonfinite=container.integer("ridgefill.calibration.rows_nonfinite", "u64"),
         ),
+        heads=_heads(container),
     )
     try:
         maps.validate()
@@ -114,6 +115,16 @@ def _splits(container: MapsContainer) -> tuple[Split, ...]:
     targets = container.strings("ridgefill.targets", count=len(layers))
     ranks = container.integers("ridgefill.ranks", count=len(layers))
     return tuple(Split(*item) for item in zip(layers, targets, ranks, strict=True))  # type: ignore[arg-type]
+
+
+def _heads(container: MapsContainer) -> tuple[RetrievalHead, ...]:
+    if not container.has("ridgefill.heads.splits"):
+        return ()
+    splits = container.integers("ridgefill.heads.splits")
+    layers = container.integers("ridgefill.heads.layers", count=len(splits))
+    heads = container.integers("ridgefill.heads.heads", count=len(splits))
+    recall = container.floats("ridgefill.heads.recall", count=len(splits))
+    return tuple(RetrievalHead(*item) for item in zip(splits, layers, heads, recall, strict=True))
 
 
 def _eps(container: MapsContainer) -> float:

@@ -92,6 +92,11 @@ def _add_metadata(writer: GGUFWriter, maps: MapSet) -> None:
         value = getattr(maps.recommended, key)
         if value is not None:
             writer.add_int32(f"ridgefill.recommended.{key}", value)
+    if maps.heads:
+        writer.add_array("ridgefill.heads.splits", [item.split for item in maps.heads])
+        writer.add_array("ridgefill.heads.layers", [item.layer for item in maps.heads])
+        writer.add_array("ridgefill.heads.heads", [item.head for item in maps.heads])
+        writer.add_array("ridgefill.heads.recall", [float(item.recall) for item in maps.heads])
     writer.add_uint64("ridgefill.calibration.tokens", maps.calibration.tokens)
     writer.add_array("ridgefill.calibration.corpora", list(maps.calibration.corpora))
     writer.add_uint64("ridgefill.calibration.rows_massive", maps.calibration.rows_massive)

@@ -240,7 +240,6 @@ def test_heal_needs_split_states(llm: Llama) -> None:
     ("settings", "message"),
     [
         ({"select": "best"}, "expected none, stride or attention"),
-        ({"select": "attention"}, "needs retrieval heads"),
         ({"budget": -1}, "budget"),
         ({"pool": 0}, "pool"),
     ],

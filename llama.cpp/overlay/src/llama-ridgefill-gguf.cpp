@@ -66,6 +66,10 @@ int64_t llama_ridgefill_gguf::find(const char * key, gguf_type type) const {
     return id;
 }
 
+bool llama_ridgefill_gguf::has(const char * key) const {
+    return gguf_find_key(ctx_gguf.get(), key) >= 0;
+}
+
 std::string llama_ridgefill_gguf::get_str(const char * key) const {
     return gguf_get_val_str(ctx_gguf.get(), find(key, GGUF_TYPE_STRING));
 }
@@ -79,7 +83,7 @@ float llama_ridgefill_gguf::get_f32(const char * key, float min, float max) cons
 }
 
 int32_t llama_ridgefill_gguf::get_i32(const char * key, int32_t value_default, int32_t min, int32_t max) const {
-    if (gguf_find_key(ctx_gguf.get(), key) < 0) {
+    if (!has(key)) {
         return value_default;
     }
     const int32_t val = gguf_get_val_i32(ctx_gguf.get(), find(key, GGUF_TYPE_INT32));

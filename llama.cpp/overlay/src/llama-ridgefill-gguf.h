@@ -17,6 +17,8 @@ public:
     float       get_f32(const char * key, float min, float max) const;
     int32_t     get_i32(const char * key, int32_t value_default, int32_t min, int32_t max) const; // optional key
 
+    bool has(const char * key) const;
+
     std::vector<int32_t>     get_arr_i32(const char * key) const;
     std::vector<std::string> get_arr_str(const char * key) const;
 

@@ -33,6 +33,8 @@ struct llama_ridgefill_split_maps {
     int32_t                rank   = 0; // 0 = full rank
 
     std::map<std::string, llama_ridgefill_map> sites; // "blk.<l>.<site>" -> map
+
+    std::vector<llama_ridgefill_head> heads; // retrieval heads, the best first
 };
 
 // a loaded maps file, see docs/map-format.md

@@ -152,7 +152,17 @@ bool llama_context::ridgefill_finish() {
         const llama_pos p_tail = selection.n_prompt - selection.tail;
 
         try {
-            ridgefill.selected = selection.choose(marks.plan[seq_id]);
+            // rows that were filled and can run again
+            llama_ridgefill_ranges eligible;
+            for (const auto & r : marks.filled[seq_id].get()) {
+                for (llama_pos p = r.p0; p < r.p1; ++p) {
+                    if (r.id != llama_ridgefill_marks::ID_PENDING && marks.states[seq_id].contains(p)) {
+                        eligible.add(p, p + 1, 0);
+                    }
+                }
+            }
+
+            ridgefill.selected = selection.choose(eligible);
             ridgefill_upper(seq_id, ridgefill.selected);
             for (const llama_pos p : ridgefill.selected) {
                 marks.filled[seq_id].erase(p, p + 1);

@@ -292,6 +292,10 @@ int32_t llama_ridgefill_seq_select(
         llama_ridgefill_selection cur = { params.type, n_prompt, std::min(tail, n_prompt), params.budget, params.n_pool, std::min(params.n_query, tail), {}, {}, {} };
         if (params.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
             if (params.n_heads == 0) {
+                const auto & cparams = ctx->get_cparams().ridgefill;
+                cur.heads = cparams.maps->splits.at(cparams.split).heads;
+            }
+            if (params.n_heads == 0 && cur.heads.empty()) {
                 throw std::runtime_error("no retrieval heads (hint: pyridgefill heads finds them)");
             }
             for (size_t i = 0; i < params.n_heads; ++i) {

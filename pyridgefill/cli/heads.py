@@ -1,0 +1,55 @@
+"""The command that finds retrieval heads and stores them in a maps file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from pyridgefill.cli import common
+from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, WeightTypeOption
+from pyridgefill.config import RidgeFillConfig
+from pyridgefill.maps import RetrievalHead, read_maps, write_maps
+
+
+def heads(
+    model: ModelArgument,
+    maps: Annotated[Path, typer.Argument(metavar="MAPS", help="The maps file; it stays as it is.")],
+    output: OutputOption,
+    count: Annotated[int, typer.Option("--count", min=1, help="Heads for each split, at most.")] = 3,
+    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Needles of each kind and length.")] = 4,
+    length: Annotated[list[int] | None, typer.Option("--length", help="Tokens of the prompts; repeatable.")] = None,
+    tail: Annotated[int, typer.Option("--tail", min=64, help="Exact rows at the end; the question is there.")] = 256,
+    threads: Annotated[int, typer.Option("--threads", help="0: the CPUs that this process may use.")] = 0,
+    weight_type: WeightTypeOption = "f16",
+    as_json: JsonOption = False,
+) -> None:
+    """Find the attention heads that point at what a question asks for, and store them with the maps."""
+    from pyridgefill.evaluation.heads import find_heads  # loads the native library
+
+    stored = read_maps(maps)
+    found: list[RetrievalHead] = []
+    with common.progress_bar() as progress:
+        for split in stored.splits:
+            task = progress.add_task(f"split {split.layer}", total=None)
+            found += find_heads(
+                model,
+                RidgeFillConfig(maps=maps, sink=4, tail=tail),
+                split=split.layer,
+                count=count,
+                prompts=prompts,
+                lengths=tuple(length or (1024, 2048)),
+                n_threads=threads,
+                on_progress=lambda done, total, task=task: progress.update(task, completed=done, total=total),  # type: ignore[misc]
+            )
+    write_maps(output, replace(stored, heads=tuple(found)), weight_type=weight_type)
+    if as_json:
+        common.print_json({"path": str(output), "heads": [asdict(item) for item in found]})
+        return
+    table = Table("split", "layer.head", "recall at 2, 5 and 10 %")
+    for item in found:
+        table.add_row(str(item.split), f"{item.layer}.{item.head}", f"{item.recall:.2f}")
+    common.stdout.print(table)
