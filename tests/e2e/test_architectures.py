@@ -120,5 +120,5 @@ def check_refused(path: Path, maps_path: Path, arch: str, reason: str, split: in
         with pytest.raises(RefusedError, match=f"'{arch}'.*{reason}"):
             context.set_maps(loaded)
         assert context.split == -1
-        assert capi.llama_ridgefill_capture(context.handle, split) != 0
+        assert capi.native().llama_ridgefill_capture(context.handle, split) != 0
         assert arch in capi.last_error()

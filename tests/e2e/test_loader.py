@@ -411,7 +411,7 @@ def test_a_shape_is_never_overridden(model, valid, tmp_path, case):
 
 def test_fingerprint_equals_the_package(model, workshop):
     base = maps.product.read_base_model(workshop.model(FAMILY.name))
-    fingerprint = capi.llama_ridgefill_model_fingerprint(model.handle)
+    fingerprint = capi.native().llama_ridgefill_model_fingerprint(model.handle)
     assert fingerprint.vocab.decode() == base.vocab_hash
     assert fingerprint.weights.decode() == base.weights_hash
 

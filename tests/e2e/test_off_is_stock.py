@@ -7,7 +7,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.engine import Context, Maps, Model, plan
+from support.capi import plan
+from support.engine import Context, Maps, Model
 from support.families import FAMILIES
 from support.options import ContextOptions
 from support.runs import Job, Result, run, run_stock

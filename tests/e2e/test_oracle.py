@@ -127,7 +127,7 @@ def test_fill_equals_exact(workshop, case):
 def test_fill_equals_exact_bit_for_bit_in_the_same_ubatches(workshop, name, kind, flash):
     """Identity maps change nothing at all once the exact run has its batches cut at the borders of the filled range."""
     family = FAMILIES[name]
-    n, ranges = 361, ((4, 101), (130, 297))
+    n, ranges = 233, ((4, 101), (130, 169))
     prompt, options = tokens(n), cache_options(name, kind, flash)
     cuts = sorted({*range(0, n, options.n_batch), *(p for r in ranges for p in r), n})
     for live in range(family.split, family.n_layer):
@@ -138,11 +138,16 @@ def test_fill_equals_exact_bit_for_bit_in_the_same_ubatches(workshop, name, kind
         ):
             for p0, p1 in itertools.pairwise(cuts):
                 exact = context.decode({0: prompt[p0:p1]}, TAIL, start={0: p0})[0]
+            exact_state = context.state(0)
             context.clear()
             context.set_maps(loaded)
             context.mark(0, *ranges)
             filled = context.decode({0: prompt}, len(exact))[0]
+            filled_state = context.state(0)
         assert np.array_equal(filled, exact)
+        if live == family.n_layer - 1:
+            # every cell of every layer, and the recurrent state; the marks of the filled cells follow
+            assert filled_state.startswith(exact_state)
 
 
 @pytest.mark.parametrize("live", ["at the split", "above the split"])
@@ -212,6 +217,55 @@ def test_a_filled_prompt_decodes_on_like_an_exact_one(workshop, name):
         context.mark(0, (4, 500 - TAIL))
         filled = run()
     assert relative_difference(filled, exact) < TOLERANCE["f16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "flash"),
+    # the pinned llama.cpp itself crashes when it shifts a quantized cache of latent attention
+    [(name, *cache) for name in ("llama", "qwen2") for cache in CACHES] + [("deepseek2", "f16", False)],
+)
+def test_shifting_filled_cells(workshop, name, kind, flash):
+    """A gap is cut into the filled part and closed, as a context shift does."""
+    family = FAMILIES[name]
+    prompt = tokens(300)
+    with (
+        Model(workshop.oracle(name, family.split + 1)) as model,
+        Maps(model, workshop.maps(name, "identity")) as loaded,
+        Context(model, cache_options(name, kind, flash)) as context,
+    ):
+
+        def run() -> np.ndarray:
+            context.decode({0: prompt})
+            assert context.seq_rm(0, 50, 90)
+            context.seq_add(0, 90, -1, -40)
+            return context.decode({0: tokens(30, seed=1)}, 30, start={0: 260})[0]
+
+        exact = run()
+        context.clear()
+        context.set_maps(loaded)
+        context.mark(0, (4, 300 - TAIL))
+        filled = run()
+        assert context.n_filled(0) == 300 - TAIL - 4 - 40
+    assert relative_difference(filled, exact) < TOLERANCE[kind]
+
+
+def test_a_deep_model_with_a_low_split(tmp_path):
+    """The first batches of each kind must fit the memory that was reserved for the graph."""
+    family = replace(FAMILIES["llama"], n_layer=64, split=1, n_embd=32, head=32, n_ff=32)
+    model_path = family.write(tmp_path / "model.gguf")
+    path = maps.write(tmp_path / "maps.gguf", maps.projected(model_path, family.split, family.sites()))
+    prompts = {0: tokens(300)}
+    with (
+        Model(oracle(model_path, tmp_path / "oracle.gguf", family.split, 63)) as model,
+        Maps(model, path) as loaded,
+        Context(model) as context,
+    ):
+        context.set_maps(loaded)
+        filled, _ = fill(context, prompts, sink=4)
+        context.clear()
+        context.mark(0)
+        exact = context.decode(prompts, TAIL)
+    assert relative_difference(filled[0], exact[0]) < TOLERANCE["f16"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

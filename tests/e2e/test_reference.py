@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import maps
+from support.blocks import EPS
 from support.engine import Context, Maps, Model
-from support.families import EPS, FAMILIES
+from support.families import FAMILIES
 from support.llama_numpy import FillMaps, LlamaNumpy
 from support.options import ContextOptions
 from support.state import KVCells, parse_kv

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -15,60 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support import capi
+from support.loaded import Maps, Model, last_words
 from support.options import ContextOptions
+
+__all__ = ["Context", "DecodeError", "Maps", "Model"]
 
 GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 
 Logits = NDArray[np.float32]
 
 
-log: deque[str] = deque(maxlen=200)  # the library's last messages
-
-
-@llama_cpp.llama_log_callback
-def _keep(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-    log.append(text.decode(errors="replace"))
-
-
-llama_cpp.llama_log_set(_keep, None)
-llama_cpp.llama_backend_init()
-
-
 class DecodeError(RuntimeError):
     """llama_decode did not return 0."""
-
-
-class Model:
-    """A loaded model; use as a context manager or call :meth:`close`."""
-
-    def __init__(self, path: Path) -> None:
-        params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = 0
-        handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-        if not handle:
-            raise RuntimeError(f"cannot load {path}: {''.join(log)[-500:]}")
-        self.handle = handle
-        self.path = path
-        self._owned = ExitStack()
-        self.n_layer = llama_cpp.llama_model_n_layer(handle)
-        self.n_embd = llama_cpp.llama_model_n_embd(handle)
-        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(handle))
-
-    def own(self, maps: Maps) -> Maps:
-        """Close the maps together with the model, before it."""
-        return self._owned.enter_context(maps)
-
-    def close(self) -> None:
-        if self.handle:
-            self._owned.close()
-            llama_cpp.llama_model_free(self.handle)
-            self.handle = None
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 class Context:
@@ -96,7 +51,7 @@ class Context:
         params.n_threads = params.n_threads_batch = options.n_threads
         handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not handle:
-            raise RuntimeError(f"no context for {model.path} with {options}: {''.join(log)[-500:]}")
+            raise RuntimeError(f"no context for {model.path} with {options}: {last_words()}")
         self.handle = handle
         self.model = model
         self.options = options
@@ -130,7 +85,7 @@ class Context:
         finally:
             llama_cpp.llama_batch_free(batch)
         if status != 0:
-            raise DecodeError(f"llama_decode returned {status}: {''.join(log)[-500:]}")
+            raise DecodeError(f"llama_decode returned {status}: {last_words()}")
         wanted = [i for i, w in enumerate(want) if w]
         out = np.empty((len(wanted), self.model.n_vocab), np.float32)
         for k, i in enumerate(wanted):
@@ -216,40 +171,42 @@ class Context:
 
     def set_maps(self, maps: Maps | None, split: int = -1, states: str | None = None) -> None:
         """Use maps; ``states`` is the type of the split states to keep, None to keep none."""
-        params = capi.llama_ridgefill_context_params(split, states is not None, GGML_TYPES[states or "f32"])
-        status = capi.llama_set_ridgefill(self.handle, maps.handle if maps else None, params)
+        params = capi.native().llama_ridgefill_context_params(split, states is not None, GGML_TYPES[states or "f32"])
+        status = capi.native().llama_set_ridgefill(self.handle, maps.handle if maps else None, params)
         if status != 0:
             raise capi.RefusedError(capi.last_error())
 
     @property
     def split(self) -> int:
-        return int(capi.llama_ridgefill_ctx_split(self.handle))
+        return int(capi.native().llama_ridgefill_ctx_split(self.handle))
 
     def mark(self, seq: int, *ranges: tuple[int, int]) -> None:
         """Rows of a sequence that are filled from now on, as ranges ``[p0, p1)``."""
-        if capi.llama_ridgefill_seq_mark(self.handle, seq, capi.ranges(ranges), len(ranges)) != 0:
+        if capi.native().llama_ridgefill_seq_mark(self.handle, seq, capi.ranges(ranges), len(ranges)) != 0:
             raise capi.RefusedError(capi.last_error())
 
     def n_filled(self, seq: int, p0: int = 0, p1: int = -1) -> int:
-        return int(capi.llama_ridgefill_seq_n_filled(self.handle, seq, p0, p1))
+        return int(capi.native().llama_ridgefill_seq_n_filled(self.handle, seq, p0, p1))
 
     def reusable(self, seq: int, n_past: int, *ranges: tuple[int, int]) -> int:
-        return int(capi.llama_ridgefill_seq_reusable(self.handle, seq, capi.ranges(ranges), len(ranges), n_past))
+        return int(
+            capi.native().llama_ridgefill_seq_reusable(self.handle, seq, capi.ranges(ranges), len(ranges), n_past)
+        )
 
     def capture(self, prompt: Sequence[int], layer: int) -> dict[str, NDArray[np.float32]]:
         """Decode a prompt, return the values of all sites from a layer on, ``[n_tokens][width]`` by name."""
-        if capi.llama_ridgefill_capture(self.handle, layer) != 0:
+        if capi.native().llama_ridgefill_capture(self.handle, layer) != 0:
             raise capi.RefusedError(capi.last_error())
         self.decode({0: prompt})
         values = {}
-        for i in range(capi.llama_ridgefill_n_sites(self.handle)):
-            name = capi.llama_ridgefill_site_name(self.handle, i).decode()
-            shape = (len(prompt), capi.llama_ridgefill_site_width(self.handle, i))
-            data = capi.llama_ridgefill_site_data(self.handle, i)
+        for i in range(capi.native().llama_ridgefill_n_sites(self.handle)):
+            name = capi.native().llama_ridgefill_site_name(self.handle, i).decode()
+            shape = (len(prompt), capi.native().llama_ridgefill_site_width(self.handle, i))
+            data = capi.native().llama_ridgefill_site_data(self.handle, i)
             if not data:
                 raise capi.RefusedError(f"no data for site {name}")
             values[name] = np.ctypeslib.as_array(data, shape).copy()
-        capi.llama_ridgefill_capture(self.handle, -1)
+        capi.native().llama_ridgefill_capture(self.handle, -1)
         return values
 
     def select(
@@ -264,74 +221,37 @@ class Context:
         heads: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Choose rows among the marked ones when the prompt has been read; call after ``mark``."""
-        head_type = capi.llama_ridgefill_head
+        head_type = capi.native().llama_ridgefill_head
         array = (head_type * max(1, len(heads)))(*[head_type(*head) for head in heads])
-        kind_number = getattr(capi, f"LLAMA_RIDGEFILL_SELECT_{kind.upper()}")
-        params = capi.llama_ridgefill_select_params(kind_number, budget, n_pool, n_query, array, len(heads))
-        if capi.llama_ridgefill_seq_select(self.handle, seq, n_prompt, tail, params) != 0:
+        kind_number = getattr(capi.native(), f"LLAMA_RIDGEFILL_SELECT_{kind.upper()}")
+        params = capi.native().llama_ridgefill_select_params(kind_number, budget, n_pool, n_query, array, len(heads))
+        if capi.native().llama_ridgefill_seq_select(self.handle, seq, n_prompt, tail, params) != 0:
             raise capi.RefusedError(capi.last_error())
 
     def selected(self) -> list[int]:
         """Positions that the last finished selection ran."""
-        return list(capi.llama_ridgefill_selected(self.handle)[: capi.llama_ridgefill_n_selected(self.handle)])
+        return list(
+            capi.native().llama_ridgefill_selected(self.handle)[: capi.native().llama_ridgefill_n_selected(self.handle)]
+        )
 
     def scores(self, n_prompt: int) -> Logits:
         """Scores of the last finished selection, ``[n_heads][n_prompt]``."""
-        count = capi.llama_ridgefill_n_score_heads(self.handle)
-        rows = [capi.llama_ridgefill_head_scores(self.handle, i) for i in range(count)]
+        count = capi.native().llama_ridgefill_n_score_heads(self.handle)
+        rows = [capi.native().llama_ridgefill_head_scores(self.handle, i) for i in range(count)]
         return np.stack([np.ctypeslib.as_array(row, (n_prompt,)).copy() for row in rows])
 
     def heal(self, seq: int, n_max: int) -> int:
         """Replace the next approximate rows by exact ones."""
-        count = int(capi.llama_ridgefill_seq_heal(self.handle, seq, n_max))
+        count = int(capi.native().llama_ridgefill_seq_heal(self.handle, seq, n_max))
         if count < 0:
             raise capi.RefusedError(capi.last_error())
         return count
 
     def counters(self) -> Any:
-        return capi.llama_ridgefill_get_counters(self.handle)
+        return capi.native().llama_ridgefill_get_counters(self.handle)
 
     def reset_counters(self) -> None:
-        capi.llama_ridgefill_reset_counters(self.handle)
-
-
-class Maps:
-    """A loaded maps file; must be closed before its model and after every context that uses it."""
-
-    def __init__(self, model: Model, path: Path, skip_fingerprint: bool = False) -> None:
-        params = capi.llama_ridgefill_params(skip_fingerprint=skip_fingerprint)
-        handle = capi.llama_ridgefill_init(model.handle, str(path).encode(), params)
-        if not handle:
-            raise capi.RefusedError(capi.last_error())
-        self.handle = handle
-
-    def close(self) -> None:
-        if self.handle:
-            capi.llama_ridgefill_free(self.handle)
-            self.handle = None
-
-    def __enter__(self) -> Maps:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-
-def plan(
-    n_prompt: int,
-    sink: int,
-    tail: int,
-    min_prompt: int = 0,
-    exact: Sequence[tuple[int, int]] = (),
-    n_max: int = 64,
-) -> list[tuple[int, int]]:
-    """The rows of a prompt to fill, at most ``n_max`` ranges of them."""
-    out = capi.ranges([(0, 0)] * n_max)
-    params = capi.llama_ridgefill_plan_params(sink, tail, min_prompt, capi.ranges(exact), len(exact))
-    n = capi.llama_ridgefill_plan(params, n_prompt, out, n_max)
-    if n < 0:
-        raise capi.RefusedError(capi.last_error())
-    return [(r.p0, r.p1) for r in out[:n]]
+        capi.native().llama_ridgefill_reset_counters(self.handle)
 
 
 def _interleave(prompts: Mapping[int, Sequence[int]], n_batch: int) -> Iterator[list[tuple[int, int]]]:

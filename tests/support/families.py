@@ -6,26 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.blocks import Shape, attention, common, experts, ffn, heads, mamba2_block
 from support.gguf_builder import N_VOCAB, GGUFBuilder
 
-EPS = 1e-5
 WINDOW = 48  # above one ubatch, below the shortest long prompt
 
 Sites = dict[int, tuple[str, ...]]
 
 
-@dataclass(frozen=True)
-class Family:
+@dataclass(frozen=True, kw_only=True)
+class Family(Shape):
     """A tiny model.
 
     Attributes
     ----------
     build
         Adds metadata and tensors, returns for each layer that writes memory the projections that feed the write.
-    n_layer, split
-        Depth, and the split that the tests use.
-    n_embd
-        Width.
+    split
+        The split that the tests use.
     recurrent
         The memory holds a recurrent state, which llama.cpp cannot roll back to an arbitrary position.
     windowed
@@ -33,15 +31,8 @@ class Family:
     """
 
     name: str
-    arch: str
     build: Callable[[GGUFBuilder, Family], Sites]
-    n_layer: int = 8
     split: int = 3
-    n_embd: int = 64
-    n_head: int = 2
-    n_head_kv: int = 1
-    head: int = 64
-    n_ff: int = 96
     recurrent: bool = False
     windowed: bool = False
 
@@ -55,107 +46,25 @@ class Family:
         return builder.write(path)
 
 
-def _common(b: GGUFBuilder, f: Family, output_norm: str = "output_norm") -> None:
-    b.set(context_length=4096, embedding_length=f.n_embd, block_count=f.n_layer, feed_forward_length=f.n_ff)
-    b.set(attention__layer_norm_rms_epsilon=EPS, rope__freq_base=10000.0)
-    b.matrix("token_embd.weight", f.n_embd, N_VOCAB, gain=f.n_embd**0.5)
-    b.norm(f"{output_norm}.weight", f.n_embd)
-    b.matrix("output.weight", f.n_embd, N_VOCAB)
-
-
-def _heads(b: GGUFBuilder, f: Family, head_count_kv: int | list[int] | None = None) -> None:
-    b.set(attention__head_count=f.n_head, attention__head_count_kv=head_count_kv or f.n_head_kv)
-    b.set(attention__key_length=f.head, attention__value_length=f.head, rope__dimension_count=f.head)
-
-
-def _attention(
-    b: GGUFBuilder,
-    f: Family,
-    il: int,
-    *,
-    bias: bool = False,
-    qk_norm: float = 0.0,
-    gated: bool = False,
-    head: int | None = None,
-    kv: bool = True,
-) -> tuple[str, ...]:
-    p, head = f"blk.{il}.", head or f.head
-    n_q, n_kv = f.n_head * head, f.n_head_kv * head
-    b.norm(p + "attn_norm.weight", f.n_embd)
-    # a gain above 1 sharpens attention, so that a wrong or misplaced K shows in the logits
-    b.matrix(p + "attn_q.weight", f.n_embd, n_q * (2 if gated else 1), gain=1.6)
-    b.matrix(p + "attn_output.weight", n_q, f.n_embd)
-    if qk_norm:
-        b.norm(p + "attn_q_norm.weight", head, gain=qk_norm)
-    if not kv:
-        return ()
-    b.matrix(p + "attn_k.weight", f.n_embd, n_kv, gain=1.6)
-    b.matrix(p + "attn_v.weight", f.n_embd, n_kv)
-    if qk_norm:
-        b.norm(p + "attn_k_norm.weight", head, gain=qk_norm)
-    if bias:
-        b.bias(p + "attn_q.bias", n_q)
-        b.bias(p + "attn_k.bias", n_kv)
-        b.bias(p + "attn_v.bias", n_kv)
-    return ("attn_k", "attn_v")
-
-
-def _ffn(b: GGUFBuilder, f: Family, il: int, norm: str = "ffn_norm.weight") -> None:
-    p = f"blk.{il}."
-    b.norm(p + norm, f.n_embd)
-    b.matrix(p + "ffn_gate.weight", f.n_embd, f.n_ff)
-    b.matrix(p + "ffn_up.weight", f.n_embd, f.n_ff)
-    b.matrix(p + "ffn_down.weight", f.n_ff, f.n_embd)
-
-
-def _experts(
-    b: GGUFBuilder,
-    f: Family,
-    il: int,
-    norm: str = "ffn_norm.weight",
-    n_shared: int = 0,
-    shared_gate: bool = False,
-    bias: bool = False,
-) -> None:
-    p, n_expert = f"blk.{il}.", 4
-    b.set(expert_count=n_expert, expert_used_count=2, expert_feed_forward_length=f.n_ff)
-    b.norm(p + norm, f.n_embd)
-    b.matrix(p + "ffn_gate_inp.weight", f.n_embd, n_expert, gain=2.0)
-    b.matrix(p + "ffn_gate_exps.weight", f.n_embd, f.n_ff, n_expert)
-    b.matrix(p + "ffn_up_exps.weight", f.n_embd, f.n_ff, n_expert)
-    b.matrix(p + "ffn_down_exps.weight", f.n_ff, f.n_embd, n_expert)
-    if bias:
-        b.bias(p + "ffn_gate_inp.bias", n_expert)
-        b.bias(p + "ffn_gate_exps.bias", f.n_ff, n_expert)
-        b.bias(p + "ffn_up_exps.bias", f.n_ff, n_expert)
-        b.bias(p + "ffn_down_exps.bias", f.n_embd, n_expert)
-    if n_shared:
-        b.matrix(p + "ffn_gate_shexp.weight", f.n_embd, n_shared)
-        b.matrix(p + "ffn_up_shexp.weight", f.n_embd, n_shared)
-        b.matrix(p + "ffn_down_shexp.weight", n_shared, f.n_embd)
-    if shared_gate:
-        b.norm(p + "ffn_gate_inp_shexp.weight", f.n_embd, gain=0.2)
-
-
 def _llama(b: GGUFBuilder, f: Family) -> Sites:
-    _common(b, f)
-    _heads(b, f)
+    common(b, f)
+    heads(b, f)
     sites: Sites = {}
     for il in range(f.n_layer):
-        sites[il] = _attention(b, f, il, bias=f.arch == "qwen2", qk_norm=1.6 if f.arch == "qwen3" else 0.0)
-        _experts(b, f, il) if f.name == "llama-moe" else _ffn(b, f, il)
+        sites[il] = attention(b, f, il, bias=f.arch == "qwen2", qk_norm=1.6 if f.arch == "qwen3" else 0.0)
+        experts(b, f, il) if f.name == "llama-moe" else ffn(b, f, il)
     return sites
 
 
 def _gemma3(b: GGUFBuilder, f: Family) -> Sites:
-    _common(b, f)
-    _heads(b, f)
+    common(b, f)
+    heads(b, f)
     b.set(attention__sliding_window=WINDOW, attention__sliding_window_pattern=3, rope__freq_base_swa=1000.0)
     sites: Sites = {}
     for il in range(f.n_layer):
-        sites[il] = _attention(b, f, il, qk_norm=1.6)
+        sites[il] = attention(b, f, il, qk_norm=1.6)
         b.norm(f"blk.{il}.post_attention_norm.weight", f.n_embd)
-        _ffn(b, f, il)
+        ffn(b, f, il)
         b.norm(f"blk.{il}.post_ffw_norm.weight", f.n_embd)
     return sites
 
@@ -164,8 +73,8 @@ def _gemma4(b: GGUFBuilder, f: Family) -> Sites:
     """The last layers have no K and V of their own, each layer gets an input from the token itself."""
     n_shared, n_side, head_swa = 2, 32, 32
     swa = [il % 2 == 0 for il in range(f.n_layer)]
-    _common(b, f)
-    _heads(b, f)
+    common(b, f)
+    heads(b, f)
     b.set(attention__sliding_window=WINDOW, attention__sliding_window_pattern=swa, rope__freq_base_swa=1000.0)
     b.set(attention__key_length_swa=head_swa, attention__value_length_swa=head_swa, rope__dimension_count_swa=head_swa)
     b.set(attention__shared_kv_layers=n_shared, embedding_length_per_layer_input=n_side)
@@ -176,11 +85,11 @@ def _gemma4(b: GGUFBuilder, f: Family) -> Sites:
     sites: Sites = {}
     for il in range(f.n_layer):
         p, kv = f"blk.{il}.", il < f.n_layer - n_shared
-        names = _attention(b, f, il, qk_norm=0.6, head=head_swa if swa[il] else f.head, kv=kv)
+        names = attention(b, f, il, qk_norm=0.6, head=head_swa if swa[il] else f.head, kv=kv)
         if kv:
             sites[il] = names
         b.norm(p + "post_attention_norm.weight", f.n_embd)
-        _ffn(b, f, il)
+        ffn(b, f, il)
         b.norm(p + "post_ffw_norm.weight", f.n_embd)
         b.matrix(p + "inp_gate.weight", f.n_embd, n_side)
         b.matrix(p + "proj.weight", n_side, f.n_embd)
@@ -189,22 +98,22 @@ def _gemma4(b: GGUFBuilder, f: Family) -> Sites:
 
 
 def _gpt_oss(b: GGUFBuilder, f: Family) -> Sites:
-    _common(b, f)
-    _heads(b, f)
+    common(b, f)
+    heads(b, f)
     b.set(attention__sliding_window=WINDOW)
     sites: Sites = {}
     for il in range(f.n_layer):
-        sites[il] = _attention(b, f, il, bias=True)
+        sites[il] = attention(b, f, il, bias=True)
         b.bias(f"blk.{il}.attn_output.bias", f.n_embd)
         b.bias(f"blk.{il}.attn_sinks.weight", f.n_head, scale=1.0)
-        _experts(b, f, il, norm="post_attention_norm.weight", bias=True)
+        experts(b, f, il, norm="post_attention_norm.weight", bias=True)
     return sites
 
 
 def _deepseek2(b: GGUFBuilder, f: Family) -> Sites:
     """Multi-head latent attention: one compressed row per token serves as both K and V."""
     rank, rot, nope, head_v = 64, 32, 32, 32
-    _common(b, f)
+    common(b, f)
     b.set(attention__head_count=f.n_head, attention__head_count_kv=1, rope__dimension_count=rot)
     b.set(attention__key_length=rank + rot, attention__value_length=rank)
     b.set(attention__key_length_mla=nope + rot, attention__value_length_mla=head_v)
@@ -222,9 +131,9 @@ def _deepseek2(b: GGUFBuilder, f: Family) -> Sites:
         b.matrix(p + "attn_v_b.weight", rank, head_v, f.n_head)
         b.matrix(p + "attn_output.weight", f.n_head * head_v, f.n_embd)
         if il == 0:
-            _ffn(b, f, il)
+            ffn(b, f, il)
         else:
-            _experts(b, f, il, n_shared=f.n_ff)
+            experts(b, f, il, n_shared=f.n_ff)
             b.bias(p + "exp_probs_b.bias", 4)
     return {il: ("attn_kv_a_mqa",) for il in range(f.n_layer)}
 
@@ -233,8 +142,8 @@ def _delta_net(b: GGUFBuilder, f: Family) -> Sites:
     """Gated delta-net layers with a full-attention layer after each."""
     state, n_k, n_v, kernel = 32, 2, 4, 4
     n_value, n_conv = n_v * state, 2 * n_k * state + n_v * state
-    _common(b, f)
-    _heads(b, f)
+    common(b, f)
+    heads(b, f)
     b.set(full_attention_interval=2, ssm__conv_kernel=kernel, ssm__inner_size=n_value, ssm__state_size=state)
     b.set(ssm__time_step_rank=n_v, ssm__group_count=n_k, rope__dimension_count=32)
     if f.arch != "qwen3next":
@@ -246,7 +155,7 @@ def _delta_net(b: GGUFBuilder, f: Family) -> Sites:
     for il in range(f.n_layer):
         p = f"blk.{il}."
         if il % 2:
-            sites[il] = _attention(b, f, il, qk_norm=1.6, gated=True)
+            sites[il] = attention(b, f, il, qk_norm=1.6, gated=True)
         else:
             b.norm(p + "attn_norm.weight", f.n_embd)
             b.matrix(p + "attn_qkv.weight", f.n_embd, n_conv)
@@ -263,9 +172,9 @@ def _delta_net(b: GGUFBuilder, f: Family) -> Sites:
             b.matrix(p + "ssm_out.weight", n_value, f.n_embd)
             sites[il] = ("attn_qkv", "ssm_ba") if fused else ("attn_qkv", "ssm_beta", "ssm_alpha")
         if f.arch == "qwen35":
-            _ffn(b, f, il, norm="post_attention_norm.weight")
+            ffn(b, f, il, norm="post_attention_norm.weight")
         else:
-            _experts(b, f, il, norm="post_attention_norm.weight", n_shared=f.n_ff, shared_gate=True)
+            experts(b, f, il, norm="post_attention_norm.weight", n_shared=f.n_ff, shared_gate=True)
     return sites
 
 
@@ -273,8 +182,8 @@ def _lfm2(b: GGUFBuilder, f: Family) -> Sites:
     """Short convolutions with an attention layer after every second one."""
     n_cache = 3
     attn = [il % 3 == 2 for il in range(f.n_layer)]
-    _common(b, f, output_norm="token_embd_norm")
-    _heads(b, f, [f.n_head_kv if a else 0 for a in attn])
+    common(b, f, output_norm="token_embd_norm")
+    heads(b, f, [f.n_head_kv if a else 0 for a in attn])
     b.set(shortconv__l_cache=n_cache)
     if f.windowed:
         b.set(attention__sliding_window=WINDOW)
@@ -282,49 +191,33 @@ def _lfm2(b: GGUFBuilder, f: Family) -> Sites:
     for il in range(f.n_layer):
         p = f"blk.{il}."
         if attn[il]:
-            sites[il] = _attention(b, f, il, qk_norm=1.6)
+            sites[il] = attention(b, f, il, qk_norm=1.6)
         else:
             b.norm(p + "attn_norm.weight", f.n_embd)
             b.matrix(p + "shortconv.in_proj.weight", f.n_embd, 3 * f.n_embd)
             b.matrix(p + "shortconv.conv.weight", n_cache, f.n_embd)
             b.matrix(p + "shortconv.out_proj.weight", f.n_embd, f.n_embd)
             sites[il] = ("shortconv.in_proj",)
-        _ffn(b, f, il)
+        ffn(b, f, il)
     return sites
 
 
-def _mamba2_block(b: GGUFBuilder, f: Family, il: int) -> None:
-    n_inner, state, n_group, n_head, kernel = 2 * f.n_embd, 32, 1, 4, 4
-    n_conv = n_inner + 2 * n_group * state
-    b.set(ssm__inner_size=n_inner, ssm__state_size=state, ssm__group_count=n_group, ssm__time_step_rank=n_head)
-    b.set(ssm__conv_kernel=kernel)
-    p = f"blk.{il}."
-    b.matrix(p + "ssm_in.weight", f.n_embd, n_inner + n_conv + n_head)
-    b.matrix(p + "ssm_conv1d.weight", kernel, n_conv)
-    b.bias(p + "ssm_conv1d.bias", n_conv)
-    b.bias(p + "ssm_dt.bias", n_head)
-    b.bias(p + "ssm_a", 1, n_head, mean=-0.05, scale=0.01)
-    b.bias(p + "ssm_d", 1, n_head, mean=1.0)
-    b.norm(p + "ssm_norm.weight", n_inner // n_group, n_group)
-    b.matrix(p + "ssm_out.weight", n_inner, f.n_embd)
-
-
 def _mamba2(b: GGUFBuilder, f: Family) -> Sites:
-    _common(b, f)
+    common(b, f)
     for il in range(f.n_layer):
         b.norm(f"blk.{il}.attn_norm.weight", f.n_embd)
-        _mamba2_block(b, f, il)
+        mamba2_block(b, f, il)
     return {il: ("ssm_in",) for il in range(f.n_layer)}
 
 
 def _falcon_h1(b: GGUFBuilder, f: Family) -> Sites:
     """Attention and a state-space block side by side in every layer."""
-    _common(b, f)
-    _heads(b, f)
+    common(b, f)
+    heads(b, f)
     for il in range(f.n_layer):
-        _attention(b, f, il)
-        _mamba2_block(b, f, il)
-        _ffn(b, f, il, norm="ffn_norm")
+        attention(b, f, il)
+        mamba2_block(b, f, il)
+        ffn(b, f, il, norm="ffn_norm")
     return {il: ("ssm_in", "attn_k", "attn_v") for il in range(f.n_layer)}
 
 
@@ -332,14 +225,14 @@ def _jamba(b: GGUFBuilder, f: Family) -> Sites:
     """Mamba layers with an attention layer after every second one."""
     n_inner, state, rank, kernel = 2 * f.n_embd, 16, 8, 4
     attn = [il % 3 == 2 for il in range(f.n_layer)]
-    _common(b, f)
-    _heads(b, f, [f.n_head_kv if a else 0 for a in attn])
+    common(b, f)
+    heads(b, f, [f.n_head_kv if a else 0 for a in attn])
     b.set(ssm__inner_size=n_inner, ssm__state_size=state, ssm__time_step_rank=rank, ssm__conv_kernel=kernel)
     sites: Sites = {}
     for il in range(f.n_layer):
         p = f"blk.{il}."
         if attn[il]:
-            sites[il] = _attention(b, f, il)
+            sites[il] = attention(b, f, il)
         else:
             b.norm(p + "attn_norm.weight", f.n_embd)
             b.matrix(p + "ssm_in.weight", f.n_embd, 2 * n_inner)
@@ -355,28 +248,28 @@ def _jamba(b: GGUFBuilder, f: Family) -> Sites:
             b.bias(p + "ssm_d", n_inner, mean=1.0)
             b.matrix(p + "ssm_out.weight", n_inner, f.n_embd)
             sites[il] = ("ssm_in",)
-        _ffn(b, f, il)
+        ffn(b, f, il)
     return sites
 
 
 FAMILIES = {
     f.name: f
     for f in (
-        Family("llama", "llama", _llama),
-        Family("llama-moe", "llama", _llama),
-        Family("qwen2", "qwen2", _llama, n_embd=128),
-        Family("qwen3", "qwen3", _llama),
-        Family("gemma3", "gemma3", _gemma3, n_head=1, head=256, windowed=True),
-        Family("gemma4", "gemma4", _gemma4, split=2, windowed=True),
-        Family("gpt-oss", "gpt-oss", _gpt_oss, windowed=True),
-        Family("deepseek2", "deepseek2", _deepseek2),
-        Family("qwen35", "qwen35", _delta_net, recurrent=True),
-        Family("qwen35moe", "qwen35moe", _delta_net, recurrent=True),
-        Family("qwen3next", "qwen3next", _delta_net, recurrent=True),
-        Family("lfm2", "lfm2", _lfm2, n_embd=128, recurrent=True),
-        Family("lfm2-swa", "lfm2", _lfm2, n_embd=128, recurrent=True, windowed=True),
-        Family("mamba2", "mamba2", _mamba2, recurrent=True),
-        Family("falcon-h1", "falcon-h1", _falcon_h1, recurrent=True),
-        Family("jamba", "jamba", _jamba, n_embd=128, recurrent=True),
+        Family(name="llama", arch="llama", build=_llama),
+        Family(name="llama-moe", arch="llama", build=_llama),
+        Family(name="qwen2", arch="qwen2", build=_llama, n_embd=128),
+        Family(name="qwen3", arch="qwen3", build=_llama),
+        Family(name="gemma3", arch="gemma3", build=_gemma3, n_head=1, head=256, windowed=True),
+        Family(name="gemma4", arch="gemma4", build=_gemma4, split=2, windowed=True),
+        Family(name="gpt-oss", arch="gpt-oss", build=_gpt_oss, windowed=True),
+        Family(name="deepseek2", arch="deepseek2", build=_deepseek2),
+        Family(name="qwen35", arch="qwen35", build=_delta_net, recurrent=True),
+        Family(name="qwen35moe", arch="qwen35moe", build=_delta_net, recurrent=True),
+        Family(name="qwen3next", arch="qwen3next", build=_delta_net, recurrent=True),
+        Family(name="lfm2", arch="lfm2", build=_lfm2, n_embd=128, recurrent=True),
+        Family(name="lfm2-swa", arch="lfm2", build=_lfm2, n_embd=128, recurrent=True, windowed=True),
+        Family(name="mamba2", arch="mamba2", build=_mamba2, recurrent=True),
+        Family(name="falcon-h1", arch="falcon-h1", build=_falcon_h1, recurrent=True),
+        Family(name="jamba", arch="jamba", build=_jamba, n_embd=128, recurrent=True),
     )
 }

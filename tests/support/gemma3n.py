@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.families import EPS, WINDOW
+from support.blocks import EPS
+from support.families import WINDOW
 from support.gguf_builder import N_VOCAB, GGUFBuilder
 
 N_LAYER = 22  # llama.cpp has the first 20 layers own K and V

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyridgefill import maps as product
-from support.families import EPS
+from support.blocks import EPS
 
 Sites = Mapping[int, Sequence[str]]
 
