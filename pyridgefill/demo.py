@@ -117,6 +117,7 @@ def measure_ttft(settings: Settings, progress: Progress) -> dict[str, Any]:
         windows = token_windows(session, settings.prompt)
         prompts = [next(windows) for _ in range(settings.repeats + 1)]
     times: dict[bool, list[float]] = {False: [], True: []}
+    n_filled = 0
     with Server(settings.server_arguments()) as server:
         for index, prompt in enumerate(prompts):
             # the first pair warms up; the order alternates, so that a drift of the machine hits both alike
@@ -130,7 +131,7 @@ def measure_ttft(settings: Settings, progress: Progress) -> dict[str, Any]:
                     raise RidgeFillError(f"a timing run cached or filled other rows than asked: {timings}")
                 if index:
                     times[fill].append((timings["prompt_ms"] + timings["predicted_ms"]) / 1000)
-                n_filled = rows["filled"]
+                n_filled = max(n_filled, rows["filled"])
                 progress.advance(task)
     ratios = [exact / fill for exact, fill in zip(times[False], times[True], strict=True)]
     return {

@@ -76,13 +76,13 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_
     }
 
     bool any = false;
-    std::vector<int8_t> cur(batch.n_tokens, LLAMA_RIDGEFILL_MODE_FULL);
+    std::vector<int16_t> cur(batch.n_tokens, LLAMA_RIDGEFILL_MODE_FULL);
 
     for (int32_t i = 0; i < batch.n_tokens; ++i) {
         const llama_seq_id seq_id = batch.seq_id[i][0];
         if (const auto it = selections.find(seq_id); it != selections.end() && batch.n_seq_id[i] == 1 && it->second.is_tail(batch.pos[i])) {
             // ubatches of tails hold rows of one sequence
-            cur[i] = LLAMA_RIDGEFILL_MODE_LOWER + seq_id % 64;
+            cur[i] = LLAMA_RIDGEFILL_MODE_LOWER + seq_id;
             any    = true;
             if (batch.pos[i] == it->second.n_prompt - 1) {
                 finishing[seq_id] = {};
@@ -114,6 +114,10 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_
     }
     if (const auto why = llama_ridgefill_conflict(cparams, ctx.has_adapters()); !why.empty()) {
         llama_ridgefill_set_error("rows cannot be filled: " + why);
+        return false;
+    }
+    if (!selections.empty() && ctx.has_samplers()) {
+        llama_ridgefill_set_error("rows cannot be selected: a sampler runs on the device, and the tail gets its logits after the other rows");
         return false;
     }
     for (int32_t i = 0; i < batch.n_tokens; ++i) {
@@ -305,6 +309,10 @@ int32_t llama_context::set_ridgefill(llama_ridgefill * maps, const llama_ridgefi
     ridgefill.states = std::move(states);
 
     return 0;
+}
+
+bool llama_context::has_samplers() const {
+    return !sampling.samplers.empty();
 }
 
 bool llama_context::has_adapters() const {

@@ -189,8 +189,11 @@ bool llama_ridgefill_marks::seq_rm(bool removed, llama_seq_id seq_id, llama_pos 
         }
     }
     for (auto it = healed_to.begin(); it != healed_to.end();) {
-        const bool gone = (seq_id < 0 || it->first == seq_id) && p0 <= it->second && p1 == POS_MAX;
-        it = gone ? healed_to.erase(it) : std::next(it);
+        const bool inside = (seq_id < 0 || it->first == seq_id) && p0 <= it->second && it->second < p1;
+        if (inside && p1 != POS_MAX) {
+            it->second = p0; // rows behind the removed ones stay, and may move here
+        }
+        it = inside && p1 == POS_MAX ? healed_to.erase(it) : std::next(it);
     }
     return true;
 }
