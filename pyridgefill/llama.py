@@ -87,7 +87,7 @@ class Llama(_Llama):
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """Within this context, prompts run through the full model."""
+        """Within this context, prompts run through the full model; a stream must be consumed within it."""
         before, self._exact = self._exact, True
         try:
             yield
@@ -98,29 +98,41 @@ class Llama(_Llama):
         self, tokens: Sequence[int], *args: Any, reset: bool = True, **kwargs: Any
     ) -> Generator[int, Sequence[int] | None, None]:
         """See `llama_cpp.Llama.generate`; the prompt is filled unless `reset` is False or `exact` is in force."""
-        tokens = list(tokens)
+        generated = super().generate(list(tokens), *args, reset=reset, **kwargs)  # type: ignore[misc]
         if self._fill is None:
-            yield from super().generate(tokens, *args, reset=reset, **kwargs)  # type: ignore[misc]
-            return
-        ranges = self._fill.plan(len(tokens)) if reset and not self._exact else []
+            return generated
+        # read now: the generator may run after `exact` has ended
+        fills = reset and not self._exact
+        return self._filled(self._fill, generated, list(tokens), fills=fills, reset=reset)
+
+    def _filled(
+        self,
+        maps: fill.Fill,
+        generated: Generator[int, Sequence[int] | None, None],
+        tokens: list[int],
+        *,
+        fills: bool,
+        reset: bool,
+    ) -> Generator[int, Any, None]:
+        """Plan the prompt, and pass tokens on; what is computed until the first one belongs to the prompt."""
+        ranges = maps.plan(len(tokens)) if fills else []
         if reset:
             self._drop_unusable(tokens, ranges)
-        self._batch.filled = self._fill.begin(0, len(tokens), ranges)
-        generated = super().generate(tokens, *args, reset=reset, **kwargs)  # type: ignore[misc]
-        yield from self._counted(generated, len(tokens))
-
-    def _counted(self, tokens: Generator[int, Sequence[int] | None, None], n_prompt: int) -> Generator[int, Any, None]:
-        """Pass tokens on; what was computed until the first one belongs to the prompt."""
-        before = fill.counters(self._ctx.ctx)
-        with closing(tokens):
+        with closing(generated):
             try:
-                token = next(tokens)
+                self._batch.filled = maps.begin(0, len(tokens), ranges)
+                before = fill.counters(self._ctx.ctx)
+                try:
+                    token = next(generated)
+                finally:
+                    # the plan is for this prompt only
+                    self._batch.filled = maps.begin(0, 0, [])
                 after = fill.counters(self._ctx.ctx)
                 filled, exact = after.n_filled - before.n_filled, after.n_exact - before.n_exact
                 selected = after.n_selected - before.n_selected
-                self.fill_stats = fill.FillStats(n_prompt - filled - exact, filled, exact, selected)
+                self.fill_stats = fill.FillStats(len(tokens) - filled - exact, filled, exact, selected)
                 while True:
-                    token = tokens.send((yield token))
+                    token = generated.send((yield token))
             except StopIteration:
                 return
 
@@ -188,6 +200,7 @@ def _check_keywords(kwargs: dict[str, Any]) -> None:
     for name, reason in (
         ("logits_all", "filled rows have no logits"),
         ("embedding", "filled rows have no embeddings"),
+        ("draft_model", "drafting asks for the logits of every row"),
         ("lora_path", "the maps were fitted without adapters"),
     ):
         if kwargs.get(name):

@@ -138,6 +138,16 @@ def test_saved_state_remembers_what_was_filled(workshop: Any, family: str) -> No
     assert fill.reusable(third._ctx.ctx, 0, [], 300) == SINK
 
 
+def test_the_plan_ends_with_its_prompt(llm: Llama, workshop: Any) -> None:
+    answer(llm, prompt(300))
+    llm.reset()
+    llm.eval(prompt(200, 5))
+    assert fill.n_filled(llm._ctx.ctx, 0) == 0
+    with llm.exact():
+        late = llm.generate(prompt(300, 6), temp=0.0)
+    assert [next(late) for _ in range(8)] == answer(plain(workshop), prompt(300, 6))
+
+
 def test_short_prompts_run_exact(workshop: Any) -> None:
     config = RidgeFillConfig(maps=workshop.maps("llama", "poison"), tail=TAIL, min_prompt=301)
     llm = Llama(str(workshop.model("llama")), ridgefill=config, **OPTIONS)

@@ -43,7 +43,7 @@ static common_ridgefill_info get_info(const common_params_ridgefill & params, co
     info.heal        = params.heal;
     info.keep_states = params.heal || params.select != LLAMA_RIDGEFILL_SELECT_NONE;
 
-    const auto select = llama_ridgefill_default_select_params(maps);
+    const auto select = llama_ridgefill_default_select_params(maps, params.split);
 
     info.select  = params.select;
     info.budget  = params.budget  >= 0 ? params.budget  : 0.05;

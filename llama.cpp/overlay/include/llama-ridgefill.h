@@ -174,8 +174,8 @@ struct llama_ridgefill_select_params {
     size_t                            n_heads;
 };
 
-// the maps file's heads and settings; type NONE if it has none
-LLAMA_API struct llama_ridgefill_select_params llama_ridgefill_default_select_params(const struct llama_ridgefill * maps);
+// type NONE, and the heads that the maps file has for a split, -1 = the recommended one; they live as long as the maps
+LLAMA_API struct llama_ridgefill_select_params llama_ridgefill_default_select_params(const struct llama_ridgefill * maps, int32_t split);
 
 // select among the rows that llama_ridgefill_seq_mark marked, for a prompt of n_prompt rows whose last `tail` ones run
 // exact: once llama_decode has seen the last row of the prompt, it runs the selected rows and then the tail through the

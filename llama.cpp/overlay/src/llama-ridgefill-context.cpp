@@ -80,7 +80,12 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_
 
     for (int32_t i = 0; i < batch.n_tokens; ++i) {
         const llama_seq_id seq_id = batch.seq_id[i][0];
-        if (const auto it = selections.find(seq_id); it != selections.end() && batch.n_seq_id[i] == 1 && it->second.is_tail(batch.pos[i])) {
+        if (const auto it = selections.find(seq_id); it != selections.end() && batch.pos[i] >= it->second.n_prompt - it->second.tail) {
+            if (batch.n_seq_id[i] != 1 || !it->second.is_tail(batch.pos[i])) {
+                llama_ridgefill_set_error(format("position %d of sequence %d needs rows of a tail that waits for the selected rows (hint: end the batch with the prompt, in one sequence)",
+                            batch.pos[i], seq_id));
+                return false;
+            }
             // ubatches of tails hold rows of one sequence
             cur[i] = LLAMA_RIDGEFILL_MODE_LOWER + seq_id;
             any    = true;
@@ -97,13 +102,13 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_
         if (!fill) {
             continue;
         }
+        if (batch.embd && !batch.token) {
+            continue; // images and the like run exact
+        }
         if (batch.logits[i]) {
             llama_ridgefill_set_error(format("position %d of sequence %d is marked as filled but asks for output (hint: only exact rows have logits)",
                         batch.pos[i], batch.seq_id[i][0]));
             return false;
-        }
-        if (batch.embd && !batch.token) {
-            continue; // images and the like run exact
         }
         cur[i] = LLAMA_RIDGEFILL_MODE_FILL;
         any = true;
@@ -114,6 +119,10 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_
     }
     if (const auto why = llama_ridgefill_conflict(cparams, ctx.has_adapters()); !why.empty()) {
         llama_ridgefill_set_error("rows cannot be filled: " + why);
+        return false;
+    }
+    if (capture) {
+        llama_ridgefill_set_error("rows cannot be filled while sites are captured (hint: llama_ridgefill_capture(ctx, -1))");
         return false;
     }
     if (!selections.empty() && ctx.has_samplers()) {
@@ -304,8 +313,10 @@ int32_t llama_context::set_ridgefill(llama_ridgefill * maps, const llama_ridgefi
     cparams.ridgefill.states = states ? states->x : nullptr;
     cparams.ridgefill.rows   = &ridgefill.rows;
 
+    // what the cells hold stays true, what was planned was planned for other maps
     memory->ridgefill.states.clear();
-    memory->ridgefill.healed_to.clear();
+    memory->ridgefill.plan.clear();
+    ridgefill.selections.clear();
     ridgefill.states = std::move(states);
 
     return 0;

@@ -275,8 +275,13 @@ static void check_map(const std::string & site, const llama_ridgefill_map & map,
         check_shape(map.bias, map.width(), 1);
     }
 
+    // Q8_1 and Q8_K only hold activations
+    const auto is_weight = [](ggml_type type) {
+        return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ||
+            (ggml_is_quantized(type) && type != GGML_TYPE_Q8_1 && type != GGML_TYPE_Q8_K);
+    };
     for (const auto * t : { map.w, map.a, map.b }) {
-        if (t && t->type != GGML_TYPE_F32 && t->type != GGML_TYPE_F16 && t->type != GGML_TYPE_BF16 && !ggml_is_quantized(t->type)) {
+        if (t && !is_weight(t->type)) {
             throw std::runtime_error(format("tensor '%s': expected type f32, f16, bf16 or a quantized type, found %s", t->name, ggml_type_name(t->type)));
         }
     }

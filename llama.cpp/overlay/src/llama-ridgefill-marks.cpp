@@ -146,12 +146,12 @@ llama_pos llama_ridgefill_marks::approximate_from(llama_seq_id seq_id) const {
 
 llama_pos llama_ridgefill_marks::reusable(
         llama_seq_id seq_id, const llama_ridgefill_ranges & want, uint64_t id, llama_pos n_past) const {
+    if (want.empty()) {
+        return std::min(n_past, approximate_from(seq_id)); // exact rows that saw filled cells are not exact ones
+    }
     const auto it = filled.find(seq_id);
     if (it == filled.end()) {
         return n_past;
-    }
-    if (want.empty()) {
-        return std::min(n_past, approximate_from(seq_id)); // exact rows that saw filled cells are not exact ones
     }
 
     for (const auto & r : it->second.get()) {
@@ -181,19 +181,31 @@ bool llama_ridgefill_marks::seq_rm(bool removed, llama_seq_id seq_id, llama_pos 
         return false;
     }
     resolve(p0, p1);
+
+    // rows behind the removed ones stay, and saw them
+    std::map<llama_seq_id, llama_pos> from;
+    for (const auto & it : filled) {
+        from[it.first] = approximate_from(it.first);
+    }
+    for (const auto & it : healed_to) {
+        from[it.first] = approximate_from(it.first);
+    }
+    for (const auto & [id, pos] : from) {
+        if ((seq_id < 0 || id == seq_id) && p0 <= pos && pos < p1) {
+            if (p1 == POS_MAX) {
+                healed_to.erase(id);
+            } else {
+                healed_to[id] = p0;
+            }
+        }
+    }
+
     for (auto * marks : { &filled, &states }) {
         for (auto & [id, ranges] : *marks) {
             if (seq_id < 0 || id == seq_id) {
                 ranges.erase(p0, p1);
             }
         }
-    }
-    for (auto it = healed_to.begin(); it != healed_to.end();) {
-        const bool inside = (seq_id < 0 || it->first == seq_id) && p0 <= it->second && it->second < p1;
-        if (inside && p1 != POS_MAX) {
-            it->second = p0; // rows behind the removed ones stay, and may move here
-        }
-        it = inside && p1 == POS_MAX ? healed_to.erase(it) : std::next(it);
     }
     return true;
 }
@@ -204,6 +216,13 @@ void llama_ridgefill_marks::seq_cp(llama_seq_id seq_id_src, llama_seq_id seq_id_
     }
 
     resolve(p0, p1);
+
+    if (!shared_cells) {
+        // the copy replaces what the sequence had
+        filled.erase(seq_id_dst);
+        states.erase(seq_id_dst);
+        healed_to.erase(seq_id_dst);
+    }
 
     for (auto * marks : { &filled, &states }) {
         const auto it = marks->find(seq_id_src);
@@ -216,8 +235,12 @@ void llama_ridgefill_marks::seq_cp(llama_seq_id seq_id_src, llama_seq_id seq_id_
             dst.add(std::max(r.p0, p0), std::min(r.p1, p1), r.id);
         }
     }
-    if (const auto it = healed_to.find(seq_id_src); it != healed_to.end() && it->second < p1) {
-        healed_to[seq_id_dst] = std::max(it->second, p0);
+    // rows that saw filled cells stay such rows, even if these are not copied
+    if (const llama_pos from = approximate_from(seq_id_src); from < p1) {
+        const llama_pos pos = std::max(from, p0);
+        if (approximate_from(seq_id_dst) > pos) {
+            healed_to[seq_id_dst] = pos;
+        }
     }
 }
 
@@ -279,7 +302,9 @@ void llama_ridgefill_marks::state_write(llama_io_write_i & io, llama_seq_id seq_
 
     auto approximate = filled;
     for (const auto & [id, pos] : healed_to) {
-        approximate[id].add(pos, pos + 1, 0); // ends what an exact prompt can reuse
+        if (!approximate[id].contains(pos)) {
+            approximate[id].add(pos, pos + 1, 0); // ends what an exact prompt can reuse
+        }
     }
 
     uint32_t n = 0;

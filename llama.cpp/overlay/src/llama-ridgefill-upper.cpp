@@ -92,6 +92,9 @@ void llama_context::ridgefill_upper(llama_seq_id seq_id, const std::vector<llama
     sched_reserve();
     memory_update(false);
 
+    // callers of the last decode can still read its outputs
+    const auto n_outputs_org = n_outputs;
+
     for (size_t i0 = 0; i0 < pos.size(); i0 += cparams.n_ubatch) {
         const std::vector<llama_pos> part(pos.begin() + i0, pos.begin() + std::min(pos.size(), i0 + cparams.n_ubatch));
 
@@ -141,6 +144,8 @@ void llama_context::ridgefill_upper(llama_seq_id seq_id, const std::vector<llama
             }
         }
     }
+
+    n_outputs = n_outputs_org;
 }
 
 // after rows have run again: rows that ran before and behind the first filled one still come from what it held

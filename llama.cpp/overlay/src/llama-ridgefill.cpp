@@ -260,15 +260,17 @@ int32_t llama_ridgefill_seq_n_filled(const llama_context * ctx, llama_seq_id seq
     return res;
 }
 
-llama_ridgefill_select_params llama_ridgefill_default_select_params(const llama_ridgefill * maps) {
-    GGML_UNUSED(maps);
+llama_ridgefill_select_params llama_ridgefill_default_select_params(const llama_ridgefill * maps, int32_t split) {
+    const auto it = maps->splits.find(split < 0 ? maps->recommended_split : split);
+
+    const bool has_heads = it != maps->splits.end() && !it->second.heads.empty();
     return {
         /*.type    =*/ LLAMA_RIDGEFILL_SELECT_NONE,
         /*.budget  =*/ 0,
         /*.n_pool  =*/ 7,
         /*.n_query =*/ 64,
-        /*.heads   =*/ nullptr,
-        /*.n_heads =*/ 0,
+        /*.heads   =*/ has_heads ? it->second.heads.data() : nullptr,
+        /*.n_heads =*/ has_heads ? it->second.heads.size() : 0,
     };
 }
 
@@ -333,6 +335,9 @@ const float * llama_ridgefill_head_scores(const llama_context * ctx, int32_t i) 
 int32_t llama_ridgefill_seq_upper(llama_context * ctx, llama_seq_id seq_id, const llama_pos * pos, int32_t n) {
     return guarded<int32_t>(-1, [&]() {
         check_seq(ctx, seq_id);
+        if (n < 0) {
+            throw std::runtime_error(format("expected a number of rows of at least 0, found %d", n));
+        }
         ctx->ridgefill_upper(seq_id, { pos, pos + n });
         ctx->ridgefill.counters.n_selected += n;
         return n;
@@ -342,6 +347,9 @@ int32_t llama_ridgefill_seq_upper(llama_context * ctx, llama_seq_id seq_id, cons
 int32_t llama_ridgefill_seq_heal(llama_context * ctx, llama_seq_id seq_id, int32_t n_max) {
     return guarded<int32_t>(-1, [&]() {
         check_seq(ctx, seq_id);
+        if (n_max < 1) {
+            throw std::runtime_error(format("expected a number of rows of at least 1, found %d", n_max));
+        }
         return ctx->ridgefill_heal(seq_id, n_max);
     });
 }

@@ -121,6 +121,35 @@ static void test_sequences() {
     CHECK(marks.filled[1].empty());
 }
 
+// rows that saw filled cells do not become exact when these cells go
+static void test_approximate() {
+    const llama_ridgefill_ranges exact;
+    {
+        llama_ridgefill_marks marks;
+        marks.filled[0].add(4, 20, 7);
+        CHECK(marks.approximate_from(0) == 4 && marks.reusable(0, exact, 7, 100) == 4);
+        marks.seq_rm(true, 0, 2, 30);
+        CHECK(marks.filled[0].empty() && marks.reusable(0, exact, 7, 100) == 2);
+        marks.seq_add(0, 30, -1, -28);
+        CHECK(marks.reusable(0, exact, 7, 100) == 2);
+        marks.seq_rm(true, 0, 1, -1);
+        CHECK(marks.reusable(0, exact, 7, 100) == 100);
+    }
+    {
+        llama_ridgefill_marks marks;
+        marks.filled[0].add(4, 20, 7);
+        marks.seq_cp(0, 1, 50, -1);
+        CHECK(marks.filled[1].empty() && marks.reusable(1, exact, 7, 100) == 50);
+        marks.seq_cp(0, 2, -1, 10);
+        CHECK(marks.reusable(2, exact, 7, 100) == 4 && marks.healed_to.count(2) == 0);
+
+        marks.shared_cells = false;
+        marks.states[2].add(0, 10, 0);
+        marks.seq_cp(0, 2, -1, -1);
+        CHECK(marks.states[2].empty());
+    }
+}
+
 static void test_plan() {
     llama_ridgefill_range ranges[8];
     llama_ridgefill_plan_params params = { /*.sink =*/ 4, /*.tail =*/ 10, /*.min_prompt =*/ 30, /*.exact =*/ nullptr, /*.n_exact =*/ 0 };
@@ -155,6 +184,7 @@ int main() {
         test_reusable(rng);
     }
     test_sequences();
+    test_approximate();
     test_plan();
 
     printf("ok\n");
