@@ -44,6 +44,9 @@ LLAMA_RIDGEFILL_API_VERSION = 1
 # #define LLAMA_RIDGEFILL_MAX_RANGES 1024
 LLAMA_RIDGEFILL_MAX_RANGES = 1024
 
+# #define LLAMA_RIDGEFILL_MAX_HEADS  32 // that score in one graph
+LLAMA_RIDGEFILL_MAX_HEADS = 32
+
 # struct llama_ridgefill;
 llama_ridgefill_p = ctypes.c_void_p
 

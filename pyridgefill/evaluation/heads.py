@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader
 
+from pyridgefill._native import LLAMA_RIDGEFILL_MAX_HEADS
 from pyridgefill.chat import chat_formatter
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.needle import KINDS, Needle, make_needles
@@ -62,21 +63,27 @@ def find_heads(
         The best first.
     """
     everyone = [(layer, head) for layer, n_head in enumerate(head_counts(model_path)[:split]) for head in range(n_head)]
-    config = replace(
-        config, split=split, select="attention", heads=tuple(everyone), budget=0, min_prompt=0, keep_states=True
-    )
-    recalls: dict[str, list[npt.NDArray[np.float64]]] = {kind: [] for kind in KINDS}
+    groups = [everyone[i : i + LLAMA_RIDGEFILL_MAX_HEADS] for i in range(0, len(everyone), LLAMA_RIDGEFILL_MAX_HEADS)]
+    config = replace(config, split=split, select="attention", budget=0, min_prompt=0)
     with Session(model_path, n_ctx=max(lengths) + 64, n_threads=n_threads) as session:
-        session.set_maps(config)
         chat = chat_formatter(session, add_generation_prompt=True)
-        done, total = 0, len(KINDS) * len(lengths) * prompts
+        needles: list[tuple[str, Needle]] = []
         for length in lengths:
             shape: dict[str, Any] = {"n_prompt": length, "sink": config.sink or 0, "tail": config.tail or 256}
             for index, kind in enumerate(KINDS):
-                for needle in make_needles(session, chat, count=prompts, kind=kind, seed=seed + index, **shape):
-                    recalls[kind].append(_recall(session, needle, config.pool))
-                    done += 1
-                    on_progress(done, total)
+                made = make_needles(session, chat, count=prompts, kind=kind, seed=seed + index, **shape)
+                needles += [(kind, needle) for needle in made]
+        done, total = 0, len(needles) * len(groups)
+        found: list[list[npt.NDArray[np.float64]]] = [[] for _ in needles]
+        for group in groups:
+            session.set_maps(replace(config, heads=tuple(group)))
+            for index, (_, needle) in enumerate(needles):
+                found[index].append(_recall(session, needle, config.pool))
+                done += 1
+                on_progress(done, total)
+    recalls: dict[str, list[npt.NDArray[np.float64]]] = {kind: [] for kind in KINDS}
+    for (kind, _), rows in zip(needles, found, strict=True):
+        recalls[kind].append(np.concatenate(rows))
     *ranking, check = KINDS
     chosen = choose_heads(np.stack([row for kind in ranking for row in recalls[kind]]), count)
     held_out = np.stack(recalls[check]).mean(axis=0)

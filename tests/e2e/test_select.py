@@ -181,6 +181,8 @@ def test_what_cannot_be_selected(workshop: Any) -> None:
         for heads in ([(-1, 0)], [(0, -1)], [(7, 0)], [(0, 99)]):
             with pytest.raises(capi.RefusedError, match="expected heads that exist in layers below"):
                 ctx.select(0, "attention", N, TAIL, 8, heads=heads)
+        with pytest.raises(capi.RefusedError, match="at most 32 heads"):
+            ctx.select(0, "attention", N, TAIL, 8, heads=[(0, 0)] * 33)
         with pytest.raises(capi.RefusedError, match="no retrieval heads"):
             ctx.select(0, "attention", N, TAIL, 8)
         ctx.mark(0, (SINK, N - TAIL))

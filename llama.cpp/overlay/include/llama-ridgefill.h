@@ -26,6 +26,7 @@ extern "C" {
 #define LLAMA_RIDGEFILL_API_VERSION 1
 
 #define LLAMA_RIDGEFILL_MAX_RANGES 1024
+#define LLAMA_RIDGEFILL_MAX_HEADS  32 // that score in one graph
 
 struct llama_ridgefill;
 

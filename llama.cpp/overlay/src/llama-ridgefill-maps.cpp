@@ -197,6 +197,9 @@ static void read_heads(const llama_ridgefill_gguf & gguf, llama_ridgefill & maps
                         layers[i], heads[i], splits[i]));
         }
         it->second.heads.push_back({ layers[i], heads[i] });
+        if (it->second.heads.size() > LLAMA_RIDGEFILL_MAX_HEADS) {
+            throw std::runtime_error(format("ridgefill.heads: expected at most %d heads for a split, found more for split %d", LLAMA_RIDGEFILL_MAX_HEADS, splits[i]));
+        }
     }
 }
 

@@ -300,6 +300,9 @@ int32_t llama_ridgefill_seq_select(
             if (params.n_heads == 0 && cur.heads.empty()) {
                 throw std::runtime_error("no retrieval heads (hint: pyridgefill heads finds them)");
             }
+            if (params.n_heads > LLAMA_RIDGEFILL_MAX_HEADS) {
+                throw std::runtime_error(format("expected at most %d heads, found %zu", LLAMA_RIDGEFILL_MAX_HEADS, params.n_heads));
+            }
             for (size_t i = 0; i < params.n_heads; ++i) {
                 const auto & it = params.heads[i];
                 const auto & hparams = ctx->get_cparams().ridgefill.maps->model.hparams;
