@@ -266,12 +266,11 @@ def main(
     except RidgeFillError as error:
         console.print(f"[red]error:[/red] {error}", soft_wrap=True)
         raise typer.Exit(1) from error
-    line = json.dumps(report)
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if append is not None:
+        command_line = shlex.join(["python", "-m", "pyridgefill.demo", *sys.argv[1:]])
         with append.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"command": shlex.join(["python", "-m", "pyridgefill.demo", *sys.argv[1:]])}
-                                  | json.loads(line)) + "\n")  # fmt: skip
+            file.write(json.dumps({"command": command_line, **report}) + "\n")
     _show(report)
     console.print(f"report: {folder / 'report.json'}\nstart the server:\n  {shlex.join(command)}", soft_wrap=True)
 

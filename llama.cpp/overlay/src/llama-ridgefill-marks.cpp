@@ -72,13 +72,14 @@ void llama_ridgefill_ranges::erase(llama_pos p0, llama_pos p1) {
     data = std::move(res);
 }
 
-void llama_ridgefill_ranges::shift(llama_pos p0, llama_pos p1, llama_pos delta) {
+// take the part of the ranges in [p0, p1) out and put it back where `move` says
+template <typename F> void llama_ridgefill_ranges::relocate(llama_pos p0, llama_pos p1, const F & move) {
     std::vector<range> moved;
     for (const auto & r : data) {
         const llama_pos a = std::max(r.p0, p0);
         const llama_pos b = std::min(r.p1, p1);
         if (a < b) {
-            moved.push_back({ std::max(0, a + delta), std::max(0, b + delta), r.id });
+            moved.push_back(move(range { a, b, r.id }));
         }
     }
 
@@ -89,21 +90,12 @@ void llama_ridgefill_ranges::shift(llama_pos p0, llama_pos p1, llama_pos delta) 
     }
 }
 
+void llama_ridgefill_ranges::shift(llama_pos p0, llama_pos p1, llama_pos delta) {
+    relocate(p0, p1, [&](const range & r) { return range { std::max(0, r.p0 + delta), std::max(0, r.p1 + delta), r.id }; });
+}
+
 void llama_ridgefill_ranges::div(llama_pos p0, llama_pos p1, int d) {
-    std::vector<range> moved;
-    for (const auto & r : data) {
-        const llama_pos a = std::max(r.p0, p0);
-        const llama_pos b = std::min(r.p1, p1);
-        if (a < b) {
-            moved.push_back({ a/d, (b - 1)/d + 1, r.id });
-        }
-    }
-
-    erase(p0, p1);
-
-    for (const auto & r : moved) {
-        add(r.p0, r.p1, r.id);
-    }
+    relocate(p0, p1, [&](const range & r) { return range { r.p0/d, (r.p1 - 1)/d + 1, r.id }; });
 }
 
 bool llama_ridgefill_ranges::contains(llama_pos p) const {

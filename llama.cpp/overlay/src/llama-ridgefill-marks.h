@@ -30,6 +30,8 @@ public:
     const std::vector<range> & get() const { return data; }
 
 private:
+    template <typename F> void relocate(llama_pos p0, llama_pos p1, const F & move);
+
     std::vector<range> data;
 };
 
