@@ -310,7 +310,7 @@ LLAMA_RIDGEFILL_SELECT_ATTENTION = 2
 
 # struct llama_ridgefill_head {
 #     int32_t layer;
-#     int32_t head;
+#     int32_t head; // -1: each head of the layer, with scores of its own
 # };
 class llama_ridgefill_head(ctypes.Structure):  # noqa: N801
     _fields_ = (("layer", ctypes.c_int32), ("head", ctypes.c_int32))

@@ -81,6 +81,20 @@ def test_scores_are_those_of_the_models_own_softmax(workshop: Any, family: str) 
     assert np.abs(found[0] - found[1]).max() < 1e-2
 
 
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("flash", [False, True])
+def test_all_heads_of_a_layer_score_like_each_alone(workshop: Any, kind: str, flash: bool) -> None:
+    prompt = tokens(N)
+    with context(workshop, "llama", options("llama", kind, flash)) as ctx:
+        filled(ctx, prompt, "attention", 24, heads=[(0, -1), (2, 1)], n_query=40)
+        together = ctx.scores(N)
+        ctx.clear()
+        singly = [(0, head) for head in range(len(together) - 1)]
+        filled(ctx, prompt, "attention", 24, heads=[*singly, (2, 1)], n_query=40)
+        assert len(singly) > 1
+        assert (ctx.scores(N) == together).all()
+
+
 @pytest.mark.parametrize(("n_pool", "budget"), [(1, 10), (7, 10), (7, 1), (3, 100)])
 def test_the_best_rows_are_selected(workshop: Any, n_pool: int, budget: int) -> None:
     prompt = tokens(N)
@@ -178,7 +192,7 @@ def test_a_prompt_that_stops_in_its_tail_leaves_nothing_to_reuse(workshop: Any) 
 
 def test_what_cannot_be_selected(workshop: Any) -> None:
     with context(workshop, "llama", options("llama")) as ctx:
-        for heads in ([(-1, 0)], [(0, -1)], [(7, 0)], [(0, 99)]):
+        for heads in ([(-1, 0)], [(0, -2)], [(7, 0)], [(0, 99)]):
             with pytest.raises(capi.RefusedError, match="expected heads that exist in layers below"):
                 ctx.select(0, "attention", N, TAIL, 8, heads=heads)
         with pytest.raises(capi.RefusedError, match="at most 32 heads"):

@@ -161,7 +161,7 @@ enum llama_ridgefill_select {
 // an attention head of a layer below the split
 struct llama_ridgefill_head {
     int32_t layer;
-    int32_t head;
+    int32_t head; // -1: each head of the layer, with scores of its own
 };
 
 struct llama_ridgefill_select_params {

@@ -163,16 +163,20 @@ static void add_scores(llama_ridgefill_selection & selection, llama_seq_id seq_i
     const llama_ridgefill_cells kvs(&memory);
 
     std::vector<float> data;
+    size_t i_scores = 0;
     for (size_t i = 0; i < selection.heads.size(); ++i) {
         const auto * t = selection.tensors.at(i);
         data.resize(ggml_nelements(t));
         ggml_backend_tensor_get(t, data.data(), 0, ggml_nbytes(t));
 
         const auto & kv = kvs.swa && hparams.is_swa(selection.heads[i].layer) ? *kvs.swa : *kvs.base;
-        for (const auto & [pos, cell] : kv.get_cells(seq_id).seq_pos_get(seq_id)) {
-            if (pos < selection.n_prompt && cell < data.size()) {
-                auto & score = selection.scores[i][pos];
-                score = std::max(score, data[cell]);
+        const auto & cells = kv.get_cells(seq_id).seq_pos_get(seq_id);
+        for (int64_t head = 0; head < t->ne[2]; ++head) {
+            auto & scores = selection.scores.at(i_scores++);
+            for (const auto & [pos, cell] : cells) {
+                if (pos < selection.n_prompt && cell < t->ne[0]) {
+                    scores[pos] = std::max(scores[pos], data[head*t->ne[0] + cell]);
+                }
             }
         }
     }

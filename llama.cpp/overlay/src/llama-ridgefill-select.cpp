@@ -70,15 +70,15 @@ static ggml_tensor * find_node(ggml_cgraph * gf, const std::string & name) {
     return nullptr;
 }
 
-// the last n rows (second dimension) of one matrix of a tensor
-static ggml_tensor * last_rows(ggml_context * ctx, ggml_tensor * t, int64_t n, int64_t i2) {
-    return ggml_view_2d(ctx, t, t->ne[0], n, t->nb[1], i2*t->nb[2] + (t->ne[1] - n)*t->nb[1]);
+// the last n rows (second dimension) of the matrices [i2, i2 + n2) of a tensor
+static ggml_tensor * last_rows(ggml_context * ctx, ggml_tensor * t, int64_t n, int64_t i2, int64_t n2) {
+    return ggml_view_3d(ctx, t, t->ne[0], n, n2, t->nb[1], t->nb[2], i2*t->nb[2] + (t->ne[1] - n)*t->nb[1]);
 }
 
-// probabilities [n_kv, n_query] of one head with flash attention, which does not leave them behind
-static ggml_tensor * build_probs(ggml_context * ctx, const ggml_tensor * fattn, int32_t head, int64_t n_query, int64_t n_rows) {
-    auto * q    = fattn->src[0]; // [d, n_rows, n_head]
-    auto * k    = fattn->src[1]; // [d, n_kv, n_head_kv]
+// probabilities [n_kv, n_query, n_head] of the heads [head, head + n_head) with flash attention, which does not leave them behind
+static ggml_tensor * build_probs(ggml_context * ctx, const ggml_tensor * fattn, int64_t head, int64_t n_head, int64_t n_query) {
+    auto * q    = fattn->src[0]; // [d, n_rows, all heads]
+    auto * k    = fattn->src[1]; // [d, n_kv, all heads of the cache]
     auto * mask = fattn->src[3]; // [n_kv, n_rows]
 
     float scale, max_bias, softcap;
@@ -89,10 +89,12 @@ static ggml_tensor * build_probs(ggml_context * ctx, const ggml_tensor * fattn, 
         throw std::runtime_error("heads with a position bias (ALiBi) cannot score rows");
     }
 
-    const int64_t head_kv = head/(q->ne[2]/k->ne[2]);
+    const int64_t n_rows    = q->ne[1];
+    const int64_t n_share   = q->ne[2]/k->ne[2]; // heads that share one of the cache
+    const int64_t n_head_kv = n_head == 1 ? 1 : k->ne[2];
 
-    auto * q_h = ggml_cont(ctx, last_rows(ctx, q, n_query, head));
-    auto * k_h = ggml_view_2d(ctx, k, k->ne[0], k->ne[1], k->nb[1], head_kv*k->nb[2]);
+    auto * q_h = ggml_cont(ctx, last_rows(ctx, q, n_query, head, n_head));
+    auto * k_h = ggml_view_3d(ctx, k, k->ne[0], k->ne[1], n_head_kv, k->nb[1], k->nb[2], head/n_share*k->nb[2]);
 
     auto * kq = ggml_mul_mat(ctx, k_h, q_h);
     ggml_prec_set_acc(kq, GGML_PREC_F32);
@@ -106,8 +108,8 @@ static ggml_tensor * build_probs(ggml_context * ctx, const ggml_tensor * fattn, 
     auto * mask_h = ggml_cont(ctx, ggml_view_2d(ctx, mask, mask->ne[0], n_query, mask->nb[1], (n_rows - n_query)*mask->nb[1]));
 
     auto * probs = ggml_soft_max_ext(ctx, kq, mask_h, scale, 0.0f);
-    if (fattn->src[4]) {
-        ggml_soft_max_add_sinks(probs, ggml_cont(ctx, ggml_view_1d(ctx, fattn->src[4], 1, head*fattn->src[4]->nb[0])));
+    if (auto * sinks = fattn->src[4]) {
+        ggml_soft_max_add_sinks(probs, ggml_cont(ctx, ggml_view_1d(ctx, sinks, n_head, head*sinks->nb[0])));
     }
     return probs;
 }
@@ -126,18 +128,21 @@ std::vector<ggml_tensor *> llama_ridgefill_build_scores(
 
     std::vector<ggml_tensor *> out;
     for (const auto & it : heads) {
+        const int64_t head = std::max(0, it.head);
+
+        const auto count = [&](const ggml_tensor * t) {
+            if (head >= t->ne[2]) {
+                throw std::runtime_error(format("layer %d has no head %d", it.layer, it.head));
+            }
+            return it.head < 0 ? t->ne[2] : 1;
+        };
+
         ggml_tensor * probs = nullptr;
         if (const auto fattn_it = fattns.find(it.layer); fattn_it != fattns.end()) {
             const auto * fattn = fattn_it->second;
-            if (it.head >= fattn->src[0]->ne[2]) {
-                throw std::runtime_error(format("layer %d has no head %d", it.layer, it.head));
-            }
-            probs = build_probs(ctx, fattn, it.head, n_query, fattn->src[0]->ne[1]);
+            probs = build_probs(ctx, fattn, head, count(fattn->src[0]), n_query);
         } else if (auto * soft_max = find_node(gf, format("kq_soft_max-%d", it.layer))) {
-            if (it.head >= soft_max->ne[2]) {
-                throw std::runtime_error(format("layer %d has no head %d", it.layer, it.head));
-            }
-            probs = ggml_cont(ctx, last_rows(ctx, soft_max, n_query, it.head));
+            probs = ggml_cont(ctx, last_rows(ctx, soft_max, n_query, head, count(soft_max)));
         } else {
             throw std::runtime_error(format("layer %d of architecture '%s' has no attention that can score rows", it.layer, llm_arch_name(model.arch)));
         }

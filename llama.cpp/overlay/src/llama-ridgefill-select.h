@@ -21,7 +21,7 @@ struct llama_ridgefill_selection {
     int32_t n_query;
 
     std::vector<llama_ridgefill_head> heads;
-    std::vector<std::vector<float>>   scores; // [n_heads][n_prompt]
+    std::vector<std::vector<float>>   scores; // [number of heads][n_prompt]
 
     std::vector<ggml_tensor *> tensors; // scores by cell in the graph of the ubatch that is computed
 
@@ -31,8 +31,8 @@ struct llama_ridgefill_selection {
     std::vector<llama_pos> choose(const llama_ridgefill_ranges & ranges) const;
 };
 
-// scores of the last rows of a ubatch at some heads: for each head a tensor [n_kv], the largest probability that any of
-// the queries gives to a cell
+// scores of the last rows of a ubatch at some heads: for each entry a tensor [n_kv, 1, n_head], the largest probability
+// that any of the queries gives to a cell; n_head is 1, or all heads of the layer
 // as the model computes it: same q, k, mask, scale, soft-capping and sinks
 std::vector<ggml_tensor *> llama_ridgefill_build_scores(
         const llama_model & model, llm_graph_result & res, const std::vector<llama_ridgefill_head> & heads, int64_t n_query);

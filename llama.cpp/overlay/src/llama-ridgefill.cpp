@@ -293,8 +293,9 @@ int32_t llama_ridgefill_seq_select(
 
         llama_ridgefill_selection cur = { params.type, n_prompt, std::min(tail, n_prompt), params.budget, params.n_pool, std::min(params.n_query, tail), {}, {}, {} };
         if (params.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
+            const auto & cparams = ctx->get_cparams().ridgefill;
+            const auto & hparams = cparams.maps->model.hparams;
             if (params.n_heads == 0) {
-                const auto & cparams = ctx->get_cparams().ridgefill;
                 cur.heads = cparams.maps->splits.at(cparams.split).heads;
             }
             if (params.n_heads == 0 && cur.heads.empty()) {
@@ -305,13 +306,16 @@ int32_t llama_ridgefill_seq_select(
             }
             for (size_t i = 0; i < params.n_heads; ++i) {
                 const auto & it = params.heads[i];
-                const auto & hparams = ctx->get_cparams().ridgefill.maps->model.hparams;
-                if (it.layer < 0 || it.layer >= ctx->ridgefill_split() || it.head < 0 || it.head >= (int32_t) hparams.n_head(it.layer)) {
+                if (it.layer < 0 || it.layer >= ctx->ridgefill_split() || it.head < -1 || it.head >= (int32_t) hparams.n_head(it.layer)) {
                     throw std::runtime_error(format("expected heads that exist in layers below the split %d, found %d.%d", ctx->ridgefill_split(), it.layer, it.head));
                 }
                 cur.heads.push_back(it);
             }
-            cur.scores.assign(cur.heads.size(), std::vector<float>(n_prompt, 0.0f));
+            size_t n_scores = 0;
+            for (const auto & it : cur.heads) {
+                n_scores += it.head < 0 ? hparams.n_head(it.layer) : 1;
+            }
+            cur.scores.assign(n_scores, std::vector<float>(n_prompt, 0.0f));
         }
         selections[seq_id] = std::move(cur);
         return 0;
