@@ -337,6 +337,22 @@ class llama_ridgefill_select_params(ctypes.Structure):  # noqa: N801
     )
 
 
+# // the maps file's recommended settings for a split, -1 = the recommended one, built-in ones where the file has none
+# // type NONE if the file has no heads for the split; budget 0; the heads live as long as the maps
+# LLAMA_API struct llama_ridgefill_select_params llama_ridgefill_default_select_params(
+#         const struct llama_ridgefill * maps, int32_t split);
+@_function(
+    "llama_ridgefill_default_select_params", [llama_ridgefill_p, ctypes.c_int32], llama_ridgefill_select_params
+)
+def llama_ridgefill_default_select_params(maps: int, split: int, /) -> llama_ridgefill_select_params: ...
+
+
+# // the recommended budget, as a share of the filled rows
+# LLAMA_API float llama_ridgefill_default_budget(const struct llama_ridgefill * maps);
+@_function("llama_ridgefill_default_budget", [llama_ridgefill_p], ctypes.c_float)
+def llama_ridgefill_default_budget(maps: int, /) -> float: ...
+
+
 # LLAMA_API int32_t llama_ridgefill_seq_select(
 #         struct llama_context                * ctx,
 #         llama_seq_id                          seq_id,
