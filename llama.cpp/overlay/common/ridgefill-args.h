@@ -35,8 +35,10 @@ struct common_ridgefill_info {
 
     llama_ridgefill_select select  = LLAMA_RIDGEFILL_SELECT_NONE;
     double                 budget  = 0.0;
-    int32_t                n_pool  = 0;
-    int32_t                n_query = 0;
+
+    int32_t n_before = 0;
+    int32_t n_after  = 0;
+    int32_t n_query  = 0;
 
     std::vector<llama_ridgefill_head> heads;
 
@@ -53,11 +55,13 @@ struct common_params_ridgefill {
     int32_t min_prompt = -1;
 
     // server only; -1 or empty = what the maps file recommends
-    int32_t select  = -1;   // llama_ridgefill_select
-    double  budget  = -1.0; // at most 1: a share of the filled rows, else rows
-    int32_t n_pool  = -1;
-    int32_t n_query = -1;
-    bool    heal    = false;
+    int32_t select = -1;   // llama_ridgefill_select
+    double  budget = -1.0; // at most 1: a share of the filled rows, else rows
+    bool    heal   = false;
+
+    int32_t n_before = -1;
+    int32_t n_after  = -1;
+    int32_t n_query  = -1;
 
     std::vector<llama_ridgefill_head> heads;
 

@@ -37,11 +37,9 @@ static void read_heads(const llama_ridgefill_gguf & gguf, llama_ridgefill & maps
 
 // after the heads
 static void read_selection(const llama_ridgefill_gguf & gguf, llama_ridgefill & maps) {
-    maps.recommended_pool    = gguf.get_u32("ridgefill.recommended.pool",    maps.recommended_pool,    1, INT32_MAX);
-    maps.recommended_queries = gguf.get_u32("ridgefill.recommended.queries", maps.recommended_queries, 1, INT32_MAX);
-    if (maps.recommended_pool % 2 == 0) {
-        throw std::runtime_error(format("key 'ridgefill.recommended.pool': expected an odd value, found %d", maps.recommended_pool));
-    }
+    maps.recommended_before  = gguf.get_u32("ridgefill.recommended.pool_before", maps.recommended_before,  0, INT32_MAX);
+    maps.recommended_after   = gguf.get_u32("ridgefill.recommended.pool_after",  maps.recommended_after,   0, INT32_MAX);
+    maps.recommended_queries = gguf.get_u32("ridgefill.recommended.queries",     maps.recommended_queries, 1, INT32_MAX);
 
     if (gguf.has("ridgefill.recommended.budget")) {
         maps.recommended_budget = gguf.get_f32("ridgefill.recommended.budget", 0.0f, 1.0f);
@@ -71,12 +69,13 @@ llama_ridgefill_select_params llama_ridgefill_default_select_params(const llama_
 
     const bool has_heads = it != maps->splits.end() && !it->second.heads.empty();
     return {
-        /*.type    =*/ has_heads ? maps->recommended_select : LLAMA_RIDGEFILL_SELECT_NONE,
-        /*.budget  =*/ 0,
-        /*.n_pool  =*/ maps->recommended_pool,
-        /*.n_query =*/ maps->recommended_queries,
-        /*.heads   =*/ has_heads ? it->second.heads.data() : nullptr,
-        /*.n_heads =*/ has_heads ? it->second.heads.size() : 0,
+        /*.type     =*/ has_heads ? maps->recommended_select : LLAMA_RIDGEFILL_SELECT_NONE,
+        /*.budget   =*/ 0,
+        /*.n_before =*/ maps->recommended_before,
+        /*.n_after  =*/ maps->recommended_after,
+        /*.n_query  =*/ maps->recommended_queries,
+        /*.heads    =*/ has_heads ? it->second.heads.data() : nullptr,
+        /*.n_heads  =*/ has_heads ? it->second.heads.size() : 0,
     };
 }
 

@@ -291,7 +291,7 @@ static json info_to_json(const common_ridgefill_info & info, const std::vector<s
             {"min_prompt", info.min_prompt},
             {"select",     common_ridgefill_select_name(info.select)},
             {"budget",     info.budget},
-            {"pool",       info.n_pool},
+            {"pool",       std::vector<int32_t>{ info.n_before, info.n_after }},
             {"queries",    info.n_query},
             {"exact_roles", exact_roles},
         }},
