@@ -343,9 +343,7 @@ class llama_ridgefill_select_params(ctypes.Structure):  # noqa: N801
 # // type NONE if the file has no heads for the split; budget 0; the heads live as long as the maps
 # LLAMA_API struct llama_ridgefill_select_params llama_ridgefill_default_select_params(
 #         const struct llama_ridgefill * maps, int32_t split);
-@_function(
-    "llama_ridgefill_default_select_params", [llama_ridgefill_p, ctypes.c_int32], llama_ridgefill_select_params
-)
+@_function("llama_ridgefill_default_select_params", [llama_ridgefill_p, ctypes.c_int32], llama_ridgefill_select_params)
 def llama_ridgefill_default_select_params(maps: int, split: int, /) -> llama_ridgefill_select_params: ...
 
 

@@ -10,7 +10,7 @@ from pyridgefill.errors import RidgeFillError
 # (start, end) token positions, {"tokens": (start, end)}, or {"chars": (start, end)} in the prompt's text
 Span = tuple[int, int] | Mapping[str, tuple[int, int]]
 
-_SPACE = b" \t\r\n"
+_SPACES = (b" ", b"\t", b"\r", b"\n")
 
 
 def parse_span(span: Span) -> tuple[str, int, int]:
@@ -21,18 +21,14 @@ def parse_span(span: Span) -> tuple[str, int, int]:
     ValueError
         If it has another form.
     """
-    kind, pair = "tokens", span
-    if isinstance(span, Mapping):
-        (kind, pair), *rest = span.items() or [("", ())]
-        if rest:
-            kind = ""
-    numbers = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(type(value) is int for value in pair)
-    if kind not in ("tokens", "chars") or not numbers or not 0 <= pair[0] <= pair[1]:  # type: ignore[index]
-        raise ValueError(
-            f"expected (start, end), {{'tokens': (start, end)}} or {{'chars': (start, end)}} "
-            f"with 0 <= start <= end, found {span!r}"
-        )
-    return kind, pair[0], pair[1]  # type: ignore[index]
+    entries = list(span.items()) if isinstance(span, Mapping) else [("tokens", span)]
+    match entries:
+        case [("tokens" | "chars" as kind, (int(start), int(end)))] if 0 <= start <= end:
+            return kind, start, end
+    raise ValueError(
+        f"expected (start, end), {{'tokens': (start, end)}} or {{'chars': (start, end)}} "
+        f"with 0 <= start <= end, found {span!r}"
+    )
 
 
 def token_places(pieces: Sequence[bytes], text: bytes) -> list[tuple[int, int]]:
@@ -58,19 +54,20 @@ def token_places(pieces: Sequence[bytes], text: bytes) -> list[tuple[int, int]]:
     """
     places, position = [], 0
     for i, piece in enumerate(pieces):
-        start = position
-        if text.startswith(piece, position):
-            position += len(piece)
-        elif piece[:1] == b" " and text.startswith(piece[1:], position):
-            position += len(piece) - 1
+        after = position
+        while text[after : after + 1] in _SPACES:
+            after += 1
+        # as it is; with a space that the tokenizer put before it; behind white space that a special token took away
+        for start, part in ((position, piece), (position, piece[1:]), (after, piece), (after, piece[1:])):
+            if text.startswith(part, start) and (part is piece or piece[:1] == b" "):
+                position = start + len(part)
+                break
         else:
-            after = len(text) - len(text[position:].lstrip(_SPACE))
-            if text.startswith(piece, after):
-                start, position = after, after + len(piece)
-            elif 0 < i < len(pieces) - 1:
+            start = position
+            if 0 < i < len(pieces) - 1:
                 break
         places.append((start, position))
-    if len(places) < len(pieces) or text[position:].strip(_SPACE):
+    if len(places) < len(pieces) or text[position:].strip():
         raise RidgeFillError("spans of chars need tokens that spell the text of the prompt", "use tokens")
     return places
 

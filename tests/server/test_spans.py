@@ -388,27 +388,27 @@ BASE = "{% for m in messages %}<{{ m.role }}>PUT\n{% endfor %}<assistant>"
 
 
 @pytest.mark.parametrize(
-    ("put", "shown"),
+    "put",
     [
-        ("{{ m.content }}", 1),
-        ("{{ m.content | trim }}. {{ m.content }}", 2),
-        ("{{ m.content[:50] }}", 1),
-        ("{{ (m.content ~ 'x').split('order.')[-1] }}", 1),
+        "{{ m.content }}",
+        "{{ m.content | trim }}. {{ m.content }}",
+        "{{ m.content.split('words')[-1] }}",
+        "{{ m.content.split('words')[0] }}",
     ],
-    ids=["plain", "twice", "cut", "cut-start"],
+    ids=["plain", "twice", "cut-start", "cut-end"],
 )
-def test_templates(kit: Kit, put: str, shown: int) -> None:
+def test_templates(kit: Kit, put: str) -> None:
     """Text that a template repeats or cuts is found; where its end is lost, more rows are exact, never less."""
     with with_template(kit, BASE.replace("PUT", put)) as server:
         prompt = rendered(server, CHAT)
-        part = SYSTEM["content"][:40].strip()
         least: set[int] = set()
-        for nth in range(prompt.text.count(part.encode())):
-            least |= prompt.rows_of(part, nth)
+        for part in ("Answer the questions with the", "of the system, in order."):
+            for nth in range(prompt.text.count(part.encode())):
+                least |= prompt.rows_of(part, nth)
+        assert least
         found = rows_of_chat(server, CHAT, [{"message": 0}])["filled"]
         assert found <= prompt.filled(least)
         assert found >= prompt.filled(prompt.rows(0, prompt.text.index(b"<user>")))
-        assert prompt.text.count(part.encode()) in (0, shown, 3 * shown)
 
 
 @pytest.mark.parametrize(
@@ -416,12 +416,13 @@ def test_templates(kit: Kit, put: str, shown: int) -> None:
     [
         ("{{ m.content | upper }}", "message 0 (system): the chat template changes its text"),
         ("{{ m.content | length }}", "message 0 (system): the chat template changes its text"),
+        ("{{ m.content[:50] }}", "message 0 (system): the chat template changes its text"),
         (
             "{% if m.role != 'system' %}{{ m.content }}{% endif %}",
             "message 0 (system): the chat template leaves it out",
         ),
     ],
-    ids=["upper", "length", "dropped"],
+    ids=["upper", "length", "cut", "dropped"],
 )
 def test_templates_that_hide_a_message(kit: Kit, put: str, message: str) -> None:
     with with_template(kit, BASE.replace("PUT", put), "--ridgefill-exact-roles", "system") as server:

@@ -144,32 +144,31 @@ class token_index {
 public:
     // throws std::invalid_argument
     token_index(const llama_vocab * vocab, const llama_tokens & tokens, const std::string & text) {
+        constexpr const char * whitespace = " \t\r\n";
+
         size_t pos = 0;
         for (size_t i = 0; i < tokens.size(); i++) {
             const std::string piece = common_token_to_piece(vocab, tokens[i], true);
 
-            size_t start = pos;
-            if (text.compare(pos, piece.size(), piece) == 0) {
-                pos += piece.size();
-            } else if (!piece.empty() && piece[0] == ' ' && text.compare(pos, piece.size() - 1, piece, 1) == 0) {
-                pos += piece.size() - 1; // the tokenizer put a space before the text
-            } else {
-                // a special token has taken white space away, or is not in the text
-                const bool is_added = llama_vocab_is_control(vocab, tokens[i]) && (i == 0 || i + 1 == tokens.size());
+            // as it is; with a space that the tokenizer put before it; behind white space that a special token took away
+            const size_t after = std::min(text.find_first_not_of(whitespace, pos), text.size());
+            const size_t space = !piece.empty() && piece[0] == ' ';
+            const auto   match = [&](size_t start, size_t skip) { return text.compare(start, piece.size() - skip, piece, skip) == 0; };
 
-                start = std::min(text.find_first_not_of(" \t\r\n", pos), text.size());
-                if (text.compare(start, piece.size(), piece) == 0) {
-                    pos = start + piece.size();
-                } else if (is_added) {
-                    start = pos;
-                } else {
-                    fail();
-                }
+            if (match(pos, 0) || match(pos, space)) {
+                starts.push_back(pos);
+                pos += piece.size() - (match(pos, 0) ? 0 : space);
+            } else if (match(after, 0) || match(after, space)) {
+                starts.push_back(after);
+                pos = after + piece.size() - (match(after, 0) ? 0 : space);
+            } else if (llama_vocab_is_control(vocab, tokens[i]) && (i == 0 || i + 1 == tokens.size())) {
+                starts.push_back(pos); // added, not in the text
+            } else {
+                fail();
             }
-            starts.push_back(start);
             ends.push_back(pos);
         }
-        if (text.find_first_not_of(" \t\r\n", pos) != std::string::npos) {
+        if (text.find_first_not_of(whitespace, pos) != std::string::npos) {
             fail();
         }
     }
