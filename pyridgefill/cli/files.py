@@ -123,7 +123,7 @@ def print_description(description: dict[str, Any]) -> None:
     out.print(f"recommended: {settings or 'nothing'}; features: {description['feature_norm']}", highlight=False)
     for head in description["heads"]:
         name = f"retrieval head {head['layer']}.{head['head']}"
-        out.print(f"split {head['split']}: {name}, recall {head['recall']:.2f}", highlight=False)
+        out.print(f"split {head['split']}: {name}, recall {common.format_recall(head['recall'])}", highlight=False)
     table = Table("map", "shape", "R²", "λ", "condition", "solver")
     for item in description["maps"]:
         shape = " · ".join(
