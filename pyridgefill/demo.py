@@ -30,7 +30,7 @@ from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.loss import tail_losses
 from pyridgefill.evaluation.needle import count_hits, make_needles
 from pyridgefill.evaluation.session import Session
-from pyridgefill.evaluation.text import token_windows
+from pyridgefill.evaluation.text import text_windows, token_windows
 from pyridgefill.fit import FitOptions, fit_maps
 from pyridgefill.maps import identity_maps, read_base_model, read_maps, write_maps
 from pyridgefill.maps.model import Recommended, Target
@@ -161,9 +161,8 @@ def measure_quality(settings: Settings, progress: Progress) -> dict[str, Any]:
         chat = chat_formatter(session, add_generation_prompt=True)
         shape: dict[str, Any] = {"n_prompt": settings.quality_prompt, "sink": settings.sink, "tail": settings.tail}
         needles = list(make_needles(session, chat, count=settings.needles, **shape))
-        bos = [] if session.bos is None else [session.bos]
-        windows = token_windows(session, settings.quality_prompt - len(bos), skip=settings.needles)
-        texts = [bos + next(windows) for _ in range(settings.texts)]
+        windows = text_windows(session, settings.quality_prompt, skip=settings.needles)
+        texts = [next(windows) for _ in range(settings.texts)]
         task = progress.add_task("quality", total=len(variants) * (len(needles) + len(texts)))
         for name, maps in variants.items():
             config = RidgeFillConfig(maps=maps, sink=settings.sink, tail=settings.tail, min_prompt=0)

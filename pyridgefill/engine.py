@@ -60,6 +60,8 @@ class CaptureEngine:
         self._context: Any = None
         self._batch: Any = None
         self.n_ubatch = min(n_ubatch, n_ctx)
+        # a captured batch is one ubatch
+        self._n_batch = self.n_ubatch if layer_first is not None else n_ctx
         path = Path(model_path)
         if not path.is_file():
             raise ModelError(f"{path}: no such file", "give the path of a GGUF model")
@@ -85,13 +87,13 @@ class CaptureEngine:
         self._vocab = self._c.llama_model_get_vocab(self._model)
         context = self._c.llama_context_default_params()
         context.n_ctx = n_ctx
-        context.n_batch = context.n_ubatch = self.n_ubatch
+        context.n_batch, context.n_ubatch = self._n_batch, self.n_ubatch
         context.n_seq_max = 1
         context.n_threads = context.n_threads_batch = n_threads or len(os.sched_getaffinity(0))
         self._context = self._c.llama_init_from_model(self._model, context)
         if not self._context:
             raise ModelError(f"{path}: no context of {n_ctx} tokens", "choose a smaller --n-ctx")
-        self._batch = self._c.llama_batch_init(self.n_ubatch, 0, 1)
+        self._batch = self._c.llama_batch_init(self._n_batch, 0, 1)
 
     def _site(self, index: int) -> Site:
         name = self._native.llama_ridgefill_site_name(self._context, index).decode()

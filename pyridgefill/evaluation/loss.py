@@ -5,9 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import logsumexp
 
+from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.session import Session
+
+
+def token_losses(session: Session, tokens: Sequence[int], tail: int) -> npt.NDArray[np.float64]:
+    """Negative log likelihood of each token of the tail after the first.
+
+    Parameters
+    ----------
+    session
+        With or without maps; its plan must keep the last `tail` rows exact.
+    tokens
+        The text.
+    tail
+        Rows at the end that are scored.
+
+    Returns
+    -------
+    ndarray
+        `[tail - 1]`, in nats.
+
+    Raises
+    ------
+    ModelError
+        If the plan fills rows of the tail: what they would predict was never computed.
+    """
+    n_exact = session.exact_tail(len(tokens))
+    if n_exact < tail:
+        raise ModelError(f"loss on {tail} rows, but only the last {n_exact} run exact", "ask for a longer tail")
+    logits = session.prefill(tokens, tail)[:-1]
+    targets = np.asarray(tokens[-tail + 1 :])
+    chosen = logits[np.arange(tail - 1), targets].astype(np.float64)
+    total = np.asarray([logsumexp(row.astype(np.float64)) for row in logits], dtype=np.float64)
+    losses: npt.NDArray[np.float64] = total - chosen
+    return losses
 
 
 def tail_losses(session: Session, prompts: Sequence[Sequence[int]], tail: int) -> list[float]:
@@ -22,9 +57,4 @@ def tail_losses(session: Session, prompts: Sequence[Sequence[int]], tail: int) -
     tail
         Rows at the end that are scored.
     """
-    losses = []
-    for tokens in prompts:
-        logits = session.prefill(tokens, tail)[:-1].astype(np.float64)
-        targets = np.asarray(tokens[-tail + 1 :])
-        losses.append(float(np.mean(logsumexp(logits, axis=1) - logits[np.arange(tail - 1), targets])))
-    return losses
+    return [float(token_losses(session, tokens, tail).mean()) for tokens in prompts]

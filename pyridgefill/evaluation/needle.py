@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import random
 import re
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyridgefill.chunks import ChatFormatter, Tokenizer
 from pyridgefill.errors import ModelError
+from pyridgefill.evaluation.needle_kinds import KINDS, Kind
 from pyridgefill.evaluation.session import Session
-from pyridgefill.evaluation.text import token_windows
+from pyridgefill.evaluation.text import EVALUATION_CORPUS, token_windows
 
-_PLACES = ["Amsterdam", "Bergen", "Cairo", "Dublin", "Florence", "Geneva", "Istanbul", "Kyoto", "Lisbon", "Nairobi"]
-_WORDS = ["amber", "basket", "copper", "dragon", "ember", "falcon", "garnet", "harbor", "island", "jasmine", "kettle"]
-
-# what a needle's value can be
-KINDS: dict[str, Callable[[random.Random], str]] = {
-    "digits": lambda draw: str(draw.randrange(10**6, 10**7)),
-    "words": lambda draw: "-".join(draw.sample(_WORDS, 3)),
-    "identifiers": lambda draw: "_".join([*draw.sample(_WORDS, 2), str(draw.randrange(10, 99))]),
-    "uuids": lambda draw: str(uuid.UUID(int=draw.getrandbits(128))),
-}
+__all__ = ["KINDS", "KeyedText", "Needle", "answer_hit", "count_hits", "make_keyed_texts", "make_needles"]
 
 _MARK = "\x1fHAYSTACK\x1f"
-_ANSWER_TOKENS = 24
+# beyond the value: a model may start with a space, a quote or a word
+_SPARE_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class Needle:
     """One prompt and the value that the answer must contain.
 
-    `start`, `end` are the needle's rows, `value_start`, `value_end` those of its value.
+    `start`, `end` are the needle's rows, `value_start`, `value_end` those of its value; `key` is what the value
+    belongs to, `depth` the place of the needle in the rows that may be filled, from 0 to 1.
     """
 
     tokens: tuple[int, ...]
@@ -42,6 +35,39 @@ class Needle:
     end: int
     value_start: int
     value_end: int
+    key: str = ""
+    kind: str = "digits"
+
+    @property
+    def answer_tokens(self) -> int:
+        """How many tokens an answer with this value may take."""
+        return self.value_end - self.value_start + _SPARE_TOKENS
+
+
+@dataclass(frozen=True)
+class KeyedText:
+    """A text with several needles, and one prompt for each: the same rows before the tail, the question in it.
+
+    Attributes
+    ----------
+    needles
+        In the order of their rows; `needle.tokens[:n_shared]` is the same in all.
+    n_shared
+        Rows before the tail.
+    """
+
+    needles: tuple[Needle, ...]
+    n_shared: int
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """The rows before the tail."""
+        return self.needles[0].tokens[: self.n_shared]
+
+    @property
+    def tails(self) -> list[tuple[int, ...]]:
+        """The tail of each needle's prompt."""
+        return [needle.tokens[self.n_shared :] for needle in self.needles]
 
 
 def make_needles(
@@ -54,6 +80,7 @@ def make_needles(
     tail: int,
     kind: str = "digits",
     seed: int = 0,
+    corpus: str = EVALUATION_CORPUS,
 ) -> Iterator[Needle]:
     """Needles at depths from 5 to 95 % of the rows `[sink, n_prompt - tail)`, in texts of their own.
 
@@ -68,48 +95,156 @@ def make_needles(
     sink, tail
         Exact rows at both ends; the question and the answer's start lie in the tail.
     kind
-        What the values are: one of `KINDS`.
+        What the values are and which language asks: one of `KINDS`.
     seed
-        Of the values and places.
+        Of the values and keys.
+    corpus
+        The text around the needles, see `token_windows`.
 
     Raises
     ------
     ModelError
-        If the question does not fit the tail.
+        If the question does not fit the tail, or the needles do not fit the rows before it.
     """
+    shape = {"n_prompt": n_prompt, "sink": sink, "tail": tail}
+    for text in _texts(tokenizer, chat, count=count, keys=1, kind=kind, seed=seed, corpus=corpus, **shape):
+        yield text.needles[0]
+
+
+def make_keyed_texts(
+    tokenizer: Tokenizer,
+    chat: ChatFormatter | None,
+    *,
+    count: int,
+    keys: int,
+    n_prompt: int,
+    sink: int,
+    tail: int,
+    kind: str = "digits",
+    seed: int = 0,
+    corpus: str = EVALUATION_CORPUS,
+) -> Iterator[KeyedText]:
+    """Texts with `keys` needles each (multi-key): every needle distracts from the others.
+
+    The depths of all needles together go evenly from 5 to 95 % of the rows `[sink, n_prompt - tail)`.
+    One prefill of `KeyedText.shared` serves all questions of a text.
+
+    Parameters
+    ----------
+    count
+        Number of texts.
+    keys
+        Needles, and prompts, of each.
+    tokenizer, chat, n_prompt, sink, tail, kind, seed, corpus
+        As for `make_needles`.
+
+    Raises
+    ------
+    ModelError
+        As for `make_needles`, and if the language has fewer keys.
+    """
+    shape = {"n_prompt": n_prompt, "sink": sink, "tail": tail}
+    return _texts(tokenizer, chat, count=count, keys=keys, kind=kind, seed=seed, corpus=corpus, **shape)
+
+
+def _texts(
+    tokenizer: Tokenizer,
+    chat: ChatFormatter | None,
+    *,
+    count: int,
+    keys: int,
+    n_prompt: int,
+    sink: int,
+    tail: int,
+    kind: str,
+    seed: int,
+    corpus: str,
+) -> Iterator[KeyedText]:
+    if kind not in KINDS:
+        raise ModelError(f"needles of kind {kind!r} are not known", f"choose among {', '.join(KINDS)}")
+    made = KINDS[kind]
+    if keys > len(made.wording.keys):
+        raise ModelError(f"{keys} keys in one text", f"needles of kind {kind} have {len(made.wording.keys)}")
     draw = random.Random(seed)
-    windows = token_windows(tokenizer, n_prompt)
+    windows = token_windows(tokenizer, n_prompt, corpus=corpus)
     for index in range(count):
-        place, value = draw.choice(_PLACES), KINDS[kind](draw)
-        head, foot = _frame(tokenizer, chat, place)
-        lead = tokenizer.tokenize(f"\n\nThe special magic number for {place} is:", parse_special=False)
-        body = tokenizer.tokenize(f" {value}", parse_special=False)
-        needle = [*lead, *body, *tokenizer.tokenize(".\n\n", parse_special=False)]
-        if len(foot) > tail:
-            raise ModelError(f"the question has {len(foot)} tokens, the tail {tail}", "ask for a longer tail")
-        depth = 0.05 + 0.9 * (index + 0.5) / count
-        first, last = max(sink, len(head)), n_prompt - tail - len(needle)
-        start = first + round(depth * (last - first))
+        names = draw.sample(made.wording.keys, keys)
+        values = _distinct_values(draw, made, keys)
+        needles = [_needle(tokenizer, made, name, value) for name, value in zip(names, values, strict=True)]
+        frames = [_frame(tokenizer, chat, made, name) for name in names]
+        head = frames[0][0]
+        longest = max(len(foot) for _, foot in frames)
+        if longest > tail:
+            raise ModelError(f"the question has {longest} tokens, the tail {tail}", "ask for a longer tail")
+        first, end = max(sink, len(head)), n_prompt - tail
+        depths = [0.05 + 0.9 * (j + (index + 0.5) / count) / keys for j in range(keys)]
+        starts = [first + round(d * (end - len(n[0]) - first)) for d, n in zip(depths, needles, strict=True)]
+        stops = [start + len(n[0]) for start, n in zip(starts, needles, strict=True)]
+        if starts[0] < first or any(a < b for a, b in zip([*starts[1:], end], stops, strict=True)):
+            raise ModelError(f"{keys} needles do not fit {end - first} rows", "ask for longer prompts or fewer keys")
         hay = next(windows)
-        before = start - len(head)
-        after = n_prompt - start - len(needle) - len(foot)
-        tokens = (*head, *hay[:before], *needle, *hay[before : before + after], *foot)
-        value_start = start + len(lead)
-        yield Needle(tokens, value, depth, start, start + len(needle), value_start, value_start + len(body))
+        inserts = [(start, needle[0]) for start, needle in zip(starts, needles, strict=True)]
+        yield KeyedText(
+            tuple(
+                Needle(
+                    _assemble(head, inserts, hay, foot, n_prompt),
+                    value, depth, start, stop, start + value_rows.start, start + value_rows.stop, name, kind,
+                )
+                for name, value, depth, start, stop, (_, value_rows), (_, foot) in zip(
+                    names, values, depths, starts, stops, needles, frames, strict=True
+                )
+            ),
+            end,
+        )  # fmt: skip
 
 
-def _frame(tokenizer: Tokenizer, chat: ChatFormatter | None, place: str) -> tuple[list[int], list[int]]:
-    question = f"\n\nWhat is the special magic number for {place} that the text above mentions?"
-    start_of_answer = f"The special magic number for {place} is:"
-    request = f"Read the text and remember its special magic number.\n\n{_MARK}{question}"
+def _distinct_values(draw: random.Random, kind: Kind, count: int) -> list[str]:
+    values: dict[str, None] = {}
+    while len(values) < count:
+        values[kind.draw(draw)] = None
+    return list(values)
+
+
+def _needle(tokenizer: Tokenizer, kind: Kind, key: str, value: str) -> tuple[list[int], range]:
+    """The needle's tokens, and which of them are its value."""
+    wording = kind.wording
+    lead = tokenizer.tokenize("\n\n" + wording.lead.format(key=key, noun=kind.noun), parse_special=False)
+    body = tokenizer.tokenize(wording.gap + value, parse_special=False)
+    stop = tokenizer.tokenize(wording.stop + "\n\n", parse_special=False)
+    return [*lead, *body, *stop], range(len(lead), len(lead) + len(body))
+
+
+def _frame(tokenizer: Tokenizer, chat: ChatFormatter | None, kind: Kind, key: str) -> tuple[list[int], list[int]]:
+    """The prompt's tokens before and after the text."""
+    words = {"key": key, "noun": kind.noun}
+    question, start_of_answer = (part.format(**words) for part in (kind.wording.question, kind.wording.answer))
+    request = f"{kind.wording.request.format(**words)}\n\n{_MARK}\n\n{question}"
     if chat is None:
-        rendered = f"{request}\n\nAnswer: {start_of_answer}"
+        rendered = f"{request}\n\n{kind.wording.label}{start_of_answer}"
     else:
         rendered = chat([{"role": "user", "content": request}], []) + start_of_answer
     head, foot = rendered.split(_MARK)
     bos = [] if tokenizer.bos is None else [tokenizer.bos]
     tokens = tokenizer.tokenize(head, parse_special=True)
     return bos + tokens[len(bos) if bos and tokens[:1] == bos else 0 :], tokenizer.tokenize(foot, parse_special=True)
+
+
+def _assemble(
+    head: list[int], inserts: list[tuple[int, list[int]]], hay: list[int], foot: list[int], n_prompt: int
+) -> tuple[int, ...]:
+    """A prompt whose needles start at the given rows; the text fills what is left."""
+    tokens, used = list(head), 0
+    for start, needle in [*inserts, (n_prompt - len(foot), foot)]:
+        gap = start - len(tokens)
+        tokens += hay[used : used + gap]
+        tokens += needle
+        used += gap
+    return tuple(tokens)
+
+
+def answer_hit(answer: str, value: str) -> bool:
+    """Whether an answer contains a value; numbers may be written with separators."""
+    return value in re.sub(r"(?<=\d)[,. ](?=\d)", "", answer)
 
 
 def count_hits(session: Session, needles: Sequence[Needle]) -> list[bool]:
@@ -120,6 +255,5 @@ def count_hits(session: Session, needles: Sequence[Needle]) -> list[bool]:
         for start, end in session.ranges:
             if start < needle.end and needle.start < end and not start <= needle.start < needle.end <= end:
                 raise ModelError("a needle lies across the border of the filled region", "choose another sink or tail")
-        answer = session.text(session.generate(logits, _ANSWER_TOKENS))
-        hits.append(needle.value in re.sub(r"(?<=\d)[,. ](?=\d)", "", answer))
+        hits.append(answer_hit(session.text(session.generate(logits, needle.answer_tokens)), needle.value))
     return hits

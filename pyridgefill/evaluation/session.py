@@ -40,6 +40,11 @@ class Session(CaptureEngine):
             self._fill.close()
         self._fill = None if config is None else fill.Fill(self._model, self._context, config)
 
+    def exact_tail(self, n_prompt: int) -> int:
+        """How many rows at the end of a prompt run exact with the maps that are set."""
+        ranges = [] if self._fill is None else self._fill.plan(n_prompt)
+        return n_prompt - max((end for _, end in ranges), default=0)
+
     def prefill(self, tokens: Sequence[int], n_logits: int = 1) -> npt.NDArray[np.float32]:
         """Run a prompt from an empty memory.
 
@@ -59,12 +64,10 @@ class Session(CaptureEngine):
         self.ranges = [] if self._fill is None else self._fill.plan(len(tokens))
         if self._fill is not None:
             self._fill.begin(0, len(tokens), self.ranges)
-        first = len(tokens) - n_logits
-        rows: list[npt.NDArray[np.float32]] = []
-        for start in range(0, len(tokens), self.n_ubatch):
-            rows.extend(self._decode(tokens[start : start + self.n_ubatch], start, first))
+        # one batch: with selected rows, only the batch that ends the prompt can have logits
+        rows = self._decode(tokens, 0, len(tokens) - n_logits)
         self._position = len(tokens)
-        return np.stack(rows)
+        return rows
 
     def head_scores(self, n_prompt: int) -> npt.NDArray[np.float32]:
         """What the heads of the last prompt's selection gave to each of its rows, `[n_heads, n_prompt]`."""
@@ -88,7 +91,7 @@ class Session(CaptureEngine):
             if self._c.llama_vocab_is_eog(self._vocab, token):
                 break
             tokens.append(token)
-            (logits,) = self._decode([token], self._position, self._position)
+            logits = self._decode([token], self._position, self._position)[0]
             self._position += 1
         return tokens
 
@@ -101,15 +104,18 @@ class Session(CaptureEngine):
             pieces.append(piece.raw[: max(0, size)])
         return b"".join(pieces).decode("utf-8", errors="replace")
 
-    def _decode(self, tokens: Sequence[int], start: int, first: int) -> list[npt.NDArray[np.float32]]:
+    def _decode(self, tokens: Sequence[int], start: int, first: int) -> npt.NDArray[np.float32]:
+        """Decode tokens at positions from `start` on, and copy the logits of positions from `first` on."""
         self._fill_batch(tokens, start)
-        wanted = [i for i in range(len(tokens)) if start + i >= first]
+        wanted = range(max(0, first - start), len(tokens))
         for i in wanted:
             self._batch.logits[i] = 1
         result = self._c.llama_decode(self._context, self._batch)
         self._native.check(result == 0, f"llama_decode failed with {result} at position {start}")
-        pointers = (self._c.llama_get_logits_ith(self._context, i) for i in wanted)
-        return [np.ctypeslib.as_array(pointer, shape=(self._n_vocab,)).copy() for pointer in pointers]
+        rows = np.empty((len(wanted), self._n_vocab), np.float32)
+        for row, i in zip(rows, wanted, strict=True):
+            row[:] = np.ctypeslib.as_array(self._c.llama_get_logits_ith(self._context, i), shape=(self._n_vocab,))
+        return rows
 
     def close(self) -> None:
         """Free maps, context and model; safe to call twice."""

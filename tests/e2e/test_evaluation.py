@@ -1,0 +1,116 @@
+"""Needles and losses through the engine: an ORACLE model with its maps is exact, noise is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import paths
+from support.tokens import tokens
+
+from pyridgefill.config import RidgeFillConfig
+from pyridgefill.errors import ModelError
+from pyridgefill.evaluation.far_loss import compare, exact_losses, fill_losses
+from pyridgefill.evaluation.loss import token_losses
+from pyridgefill.evaluation.needle import count_hits, make_keyed_texts, make_needles
+from pyridgefill.evaluation.session import Session
+
+N, TAIL, SINK = 300, 64, 4
+
+
+@pytest.fixture(autouse=True)
+def engine_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIDGEFILL_LIB_PATH", str(paths.engine_library()))
+
+
+@pytest.fixture
+def oracle(workshop: Any) -> Iterator[Session]:
+    with Session(workshop.oracle("llama", 5), n_ctx=512, n_ubatch=64, n_threads=1) as session:
+        yield session
+
+
+def config(workshop: Any, kind: str, **changes: Any) -> RidgeFillConfig:
+    return RidgeFillConfig(
+        workshop.maps("llama", kind),
+        **{"sink": SINK, "tail": TAIL, "min_prompt": 0, "skip_fingerprint": True} | changes,
+    )
+
+
+SELECTIONS: list[dict[str, Any]] = [
+    {},
+    {"select": "stride", "budget": 0.1},
+    {"select": "attention", "budget": 0.1, "heads": ((0, 0), (2, 1))},
+    {"exact": ((30, 90), (128, 130))},
+]
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_the_whole_tail_has_logits(workshop: Any, oracle: Session, selection: dict[str, Any]) -> None:
+    prompt = tokens(N)
+    exact = oracle.prefill(prompt, TAIL)
+    oracle.set_maps(config(workshop, "identity", **selection))
+    filled = oracle.prefill(prompt, TAIL)
+    assert sum(end - start for start, end in oracle.ranges) >= 170
+    assert filled.shape == exact.shape == (TAIL, 256)
+    # other ubatches, cache in f16
+    assert np.abs(filled - exact).max() < 3e-3 * np.ptp(exact)
+    oracle.set_maps(config(workshop, "poison", **selection))
+    assert np.abs(oracle.prefill(prompt, TAIL) - exact).max() > 0.03 * np.ptp(exact)
+
+
+def test_losses_are_those_of_the_logits(oracle: Session) -> None:
+    prompt = tokens(N)
+    logits = oracle.prefill(prompt, TAIL).astype(np.float64)
+    logp = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    want = [-logp[i, prompt[N - TAIL + i + 1]] for i in range(TAIL - 1)]
+    assert token_losses(oracle, prompt, TAIL) == pytest.approx(want, rel=1e-6)
+
+
+def test_filled_rows_are_not_scored(workshop: Any, oracle: Session) -> None:
+    oracle.set_maps(config(workshop, "identity"))
+    with pytest.raises(ModelError, match="loss on 65 rows, but only the last 64 run exact"):
+        token_losses(oracle, tokens(N), TAIL + 1)
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_far_loss_of_exact_and_wrong_maps(workshop: Any, oracle: Session, selection: dict[str, Any]) -> None:
+    texts = exact_losses(oracle, [tokens(N, seed) for seed in range(4)], tail=TAIL, sink=SINK)
+    assert {len(text.exact) for text in texts} == {TAIL - TAIL // 2}
+    assert all(np.abs(text.exact - text.removed).max() > 0.01 for text in texts)
+
+    good = fill_losses(oracle, texts, config(workshop, "identity", **selection))
+    found = {item.group: item for item in compare(texts, good, threshold=0.1)}
+    assert {"far", "all", "not_far"} <= set(found)
+    for group in found.values():
+        assert abs(group.difference.value) < 1e-3
+        assert group.fill == pytest.approx(group.exact, rel=1e-3)
+    assert found["far"].exact < found["far"].removed - 0.1
+    bad = fill_losses(oracle, texts, config(workshop, "poison", **selection))
+    for text, losses in zip(texts, bad):
+        assert np.abs(losses - text.exact).max() > 0.01
+
+
+def test_the_far_context_is_what_is_removed(oracle: Session) -> None:
+    prompt = tokens(N)
+    (text,) = exact_losses(oracle, [prompt], tail=TAIL, sink=SINK, near=10)
+    short = [*prompt[:SINK], *prompt[-TAIL:]]
+    assert text.removed == pytest.approx(token_losses(oracle, short, TAIL)[9:])
+    assert text.exact == pytest.approx(token_losses(oracle, prompt, TAIL)[9:])
+    far = set(zip(prompt[SINK : N - TAIL], prompt[SINK + 1 : N - TAIL], strict=False))
+    assert text.repeated.tolist() == [(prompt[i - 1], prompt[i]) in far for i in range(N - TAIL + 10, N)]
+    with pytest.raises(ModelError, match="a text of 68 tokens has no far context"):
+        exact_losses(oracle, [prompt[: TAIL + SINK]], tail=TAIL, sink=SINK)
+    with pytest.raises(ModelError, match="64 tokens of a tail of 64 are not scored"):
+        exact_losses(oracle, [prompt], tail=TAIL, near=TAIL)
+
+
+def test_a_real_model_finds_needles(smollm2: Path) -> None:
+    shape = {"n_prompt": 512, "sink": 4, "tail": 192}
+    with Session(smollm2, n_ctx=576, n_threads=2) as session:
+        needles = [*islice(make_needles(session, None, count=1, kind="uuids", **shape), 1)]
+        (text,) = make_keyed_texts(session, None, count=1, keys=2, **shape)
+        assert all(count_hits(session, [*needles, *text.needles]))
