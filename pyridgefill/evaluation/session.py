@@ -37,6 +37,7 @@ class Session(CaptureEngine):
         self._fill: fill.Fill | None = None
         self._drop = False
         self._tokens: list[int] = []
+        self._prefix: tuple[list[int], Any] = ([], None)
         self.ranges: list[tuple[int, int]] = []
         self.selected: list[int] = []
         self.n_reused = 0
@@ -56,6 +57,7 @@ class Session(CaptureEngine):
         self._fill = None if config is None else fill.Fill(self._model, self._context, config)
         self._drop = drop
         self._tokens = []
+        self._prefix = ([], None)
 
     def exact_tail(self, n_prompt: int) -> int:
         """How many rows at the end of a prompt run exact with the maps that are set."""
@@ -72,8 +74,8 @@ class Session(CaptureEngine):
         n_logits
             The last rows whose logits are wanted; they must not be filled.
         reuse
-            Keep the rows that the last prompt had too. Nothing is kept where the result could differ by more than
-            rounding: after a selection, which replaced rows, or where the memory cannot be cut.
+            Keep the rows that the last prompt had too, where the result differs by no more than rounding. A selection
+            replaces rows: with one, all rows before the tail are kept as they were before it, or none.
 
         Returns
         -------
@@ -84,13 +86,16 @@ class Session(CaptureEngine):
         if not kept or not self._c.llama_memory_seq_rm(self._memory, 0, kept, -1):
             self._c.llama_memory_clear(self._memory, True)
             kept = 0
+        self.n_reused = kept
+        if reuse and self._selects:
+            kept = self._keep_prefix(tokens)
         self.ranges = [] if self._fill is None else self._fill.plan(len(tokens))
         if self._drop and self.ranges:
             first, end = self.ranges.pop()
             self.ranges += [(first, end - 1)] if end - first > 1 else []
         if self._fill is not None:
             self._fill.begin(0, len(tokens), self.ranges)
-        self._tokens, self.n_reused = list(tokens), kept
+        self._tokens = list(tokens)
         # one batch: with selected rows, only the batch that ends the prompt can have logits
         rows = self._decode(tokens[kept:], kept, len(tokens) - n_logits)
         self._position = len(tokens)
@@ -101,13 +106,37 @@ class Session(CaptureEngine):
 
     def _reusable(self, tokens: Sequence[int], n_logits: int) -> int:
         """How many first rows of the last prompt serve this one."""
-        if len(tokens) != len(self._tokens) or (
-            self._fill is not None and (self._fill.config.select != "none" or self._drop)
-        ):
+        if len(tokens) != len(self._tokens) or self._selects or self._drop:
             return 0
         same = (a == b for a, b in zip(tokens, self._tokens, strict=True))
         common = next((index for index, equal in enumerate(same) if not equal), len(tokens))
         return min(common, len(tokens) - n_logits)
+
+    @property
+    def _selects(self) -> bool:
+        return self._fill is not None and self._fill.config.select != "none" and not self._drop
+
+    def _keep_prefix(self, tokens: Sequence[int]) -> int:
+        """Put the rows before the tail into the empty memory, from the last prompt that had them if it did."""
+        assert self._fill is not None
+        ranges = self._fill.plan(len(tokens))
+        if not ranges:
+            return 0
+        prefix = tokens[: ranges[-1][1]]
+        if self._prefix[0] == list(prefix):
+            state = self._prefix[1]
+            done = self._c.llama_state_seq_set_data(self._context, state, len(state), 0)
+            self._native.check(done == len(state), "restoring the rows before the tail")
+            self.n_reused = len(prefix)
+            return len(prefix)
+        self._fill.begin(0, len(tokens), ranges)
+        self._decode(prefix, 0, len(prefix))
+        size = self._c.llama_state_seq_get_size(self._context, 0)
+        buffer = (ctypes.c_uint8 * size)()
+        done = self._c.llama_state_seq_get_data(self._context, buffer, size, 0)
+        self._native.check(done == size, "keeping the rows before the tail")
+        self._prefix = list(prefix), buffer
+        return len(prefix)
 
     def _selected(self) -> list[int]:
         if self._fill is None or self._fill.config.select == "none" or not self.ranges:

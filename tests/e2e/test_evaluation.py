@@ -79,14 +79,24 @@ def test_a_shared_prefix_is_reused(workshop: Any, oracle: Session, kind: str | N
     assert np.abs(oracle.prefill(second, 20, reuse=True) - want).max() > 0.03 * np.ptp(want)
 
 
-def test_nothing_is_reused_after_a_selection(workshop: Any, oracle: Session) -> None:
-    first, second = tokens(N), tokens(N - 20) + tokens(20, seed=1)
-    oracle.set_maps(config(workshop, "poison", select="attention", heads=((2, 1),)))
-    want, rows = oracle.prefill(second, 20), oracle.selected
-    assert len(rows) == round(0.05 * (N - TAIL - SINK))
-    oracle.prefill(first)
-    assert np.array_equal(oracle.prefill(second, 20, reuse=True), want)
-    assert oracle.selected == rows
+@pytest.mark.parametrize("kind", ["identity", "poison"])
+def test_rows_before_the_tail_are_kept_as_they_were_before_a_selection(
+    workshop: Any, oracle: Session, kind: str
+) -> None:
+    prompts = [tokens(N - 20) + tokens(20, seed=seed) for seed in range(3)]
+    oracle.set_maps(config(workshop, kind, select="attention", heads=((2, 1),)))
+    want = []
+    for prompt in prompts:
+        logits = oracle.prefill(prompt, 20)
+        assert len(oracle.selected) == round(0.05 * (N - TAIL - SINK))
+        want.append((logits, oracle.selected))
+    for prompt, (logits, rows), reused in zip(prompts, want, [0, N - TAIL, N - TAIL], strict=True):
+        got = oracle.prefill(prompt, 20, reuse=True)
+        assert (oracle.n_reused, oracle.selected) == (reused, rows)
+        assert np.array_equal(got, logits)
+        oracle.generate(got[-1], 3)
+    oracle.prefill(tokens(N, seed=9), 20, reuse=True)
+    assert oracle.n_reused == 0
 
 
 @pytest.mark.parametrize("select", [{}, {"select": "stride", "budget": 40.0}])
