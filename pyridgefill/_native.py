@@ -397,6 +397,19 @@ def llama_ridgefill_n_score_heads(ctx: Any, /) -> int: ...
 def llama_ridgefill_head_scores(ctx: Any, i: int, /) -> Any: ...
 
 
+# // run cached rows through the layers from the split on, in the order given; their cells are replaced
+# // they attend to what the earlier cells of the sequence hold now
+# // needs keep_states; returns n, or -1 on error
+# LLAMA_API int32_t llama_ridgefill_seq_upper(
+#         struct llama_context * ctx, llama_seq_id seq_id, const llama_pos * pos, int32_t n);
+@_function(
+    "llama_ridgefill_seq_upper",
+    [llama_cpp.llama_context_p_ctypes, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32],
+    ctypes.c_int32,
+)
+def llama_ridgefill_seq_upper(ctx: Any, seq_id: int, pos: Any, n: int, /) -> int: ...
+
+
 # // replace the next rows of a sequence that are not those of an exact prefill, n_max at most, the first ones first
 # // returns their number, 0 if the sequence is exact, -1 on error
 # LLAMA_API int32_t llama_ridgefill_seq_heal(struct llama_context * ctx, llama_seq_id seq_id, int32_t n_max);

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import maximum_filter1d
 
+# the heads' recall is told at these shares of the rows that may be selected
 BUDGETS = (0.02, 0.05, 0.10)
 
+# a further head must find that much more
+_LEAST_GAIN = 0.002
 
-def recall_at(
-    scores: npt.NDArray[np.float32], rows: Sequence[int], candidates: Sequence[int], share: float, pool: tuple[int, int]
-) -> npt.NDArray[np.float64]:
-    """Share of the wanted rows among each head's best candidates.
+
+@dataclass(frozen=True)
+class ScoredPrompt:
+    """What every head says about the rows of one prompt that may be selected.
+
+    Attributes
+    ----------
+    scores
+        `[n_heads, n_rows]`, pooled.
+    wanted
+        `[n_rows]`, the rows that must be found.
+    """
+
+    scores: npt.NDArray[np.floating]
+    wanted: npt.NDArray[np.bool_]
+
+
+def score_prompt(
+    scores: npt.NDArray[np.float32], rows: Sequence[int], candidates: Sequence[int], pool: tuple[int, int]
+) -> ScoredPrompt:
+    """Pool the scores of a prompt as the engine does.
 
     Parameters
     ----------
@@ -24,36 +45,37 @@ def recall_at(
         The rows that must be found.
     candidates
         The rows that may be selected.
-    share
-        Budget as a share of the candidates.
     pool
         Rows before and after a row that its score counts for, too.
-
-    Returns
-    -------
-    ndarray
-        `[n_heads]`, from 0 to 1.
     """
     before, after = pool
     # the window of a row reaches from `after` rows before it to `before` rows behind it
     pooled = maximum_filter1d(scores, before + 1 + after, axis=1, mode="constant", origin=(after - before) // 2)
-    pooled = pooled[:, list(candidates)]
-    count = max(1, round(share * len(candidates)))
-    best = np.argpartition(-pooled, count - 1, axis=1)[:, :count]
-    wanted = np.isin(np.asarray(candidates), list(rows))
-    found = np.take_along_axis(np.broadcast_to(wanted, pooled.shape), best, axis=1).sum(axis=1)
-    return np.asarray(found / max(1, wanted.sum()), dtype=np.float64)
+    return ScoredPrompt(pooled[:, list(candidates)], np.isin(np.asarray(candidates), list(rows)))
 
 
-def choose_heads(recalls: npt.NDArray[np.float64], count: int) -> list[int]:
+def recall(prompt: ScoredPrompt, shares: Sequence[float] = BUDGETS) -> npt.NDArray[np.float64]:
+    """Share of the wanted rows among each head's best ones, `[n_heads, n_shares]`, from 0 to 1."""
+    n_rows = prompt.wanted.size
+    counts = [max(1, round(share * n_rows)) for share in shares]
+    most = min(n_rows, max(counts))
+    best = np.argpartition(-prompt.scores, most - 1, axis=1)[:, :most]
+    order = np.argsort(-np.take_along_axis(prompt.scores, best, axis=1), axis=1, kind="stable")
+    found = prompt.wanted[np.take_along_axis(best, order, axis=1)].cumsum(axis=1)
+    return np.asarray(np.stack([found[:, count - 1] for count in counts], axis=1) / max(1, prompt.wanted.sum()))
+
+
+def choose_heads(prompts: Sequence[ScoredPrompt], count: int) -> list[int]:
     """Pick heads one by one, each the one that helps most beside those that are chosen.
+
+    Heads share the budget, as in the engine: a row counts with the best score that any chosen head gives it.
 
     Parameters
     ----------
-    recalls
-        `[n_prompts, n_heads]`.
+    prompts
+        With the same heads.
     count
-        Heads at most; fewer when another one helps no prompt.
+        Heads at most; fewer when another one finds less than 0.2 % more.
 
     Returns
     -------
@@ -61,13 +83,15 @@ def choose_heads(recalls: npt.NDArray[np.float64], count: int) -> list[int]:
         Indices of heads, the best first.
     """
     chosen: list[int] = []
-    covered = np.zeros(recalls.shape[0])
+    so_far = [np.zeros(prompt.wanted.size, prompt.scores.dtype) for prompt in prompts]
+    reached = 0.0
     while len(chosen) < count:
-        gain = np.maximum(covered[:, None], recalls).mean(axis=0) - covered.mean()
-        # among heads that help equally the one with the best recall of its own
-        best = int(np.lexsort((recalls.mean(axis=0), gain))[-1])
-        if gain[best] <= 0 or best in chosen:
+        together = [ScoredPrompt(np.maximum(p.scores, s), p.wanted) for p, s in zip(prompts, so_far, strict=True)]
+        means = np.mean([recall(prompt).mean(axis=1) for prompt in together], axis=0)
+        best = int(np.argmax(means))
+        if best in chosen or means[best] < reached + _LEAST_GAIN:
             break
         chosen.append(best)
-        covered = np.maximum(covered, recalls[:, best])
+        reached = float(means[best])
+        so_far = [prompt.scores[best] for prompt in together]
     return chosen

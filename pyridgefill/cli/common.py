@@ -43,6 +43,11 @@ def choice(option: str, value: str, allowed: tuple[str, ...]) -> Any:
     return value
 
 
+def format_recall(recall: tuple[float, ...]) -> str:
+    """A head's recall at each budget."""
+    return " / ".join(f"{value:.2f}" for value in recall)
+
+
 def print_json(value: Any) -> None:
     """Print JSON; numbers that were not measured are null."""
     typer.echo(json.dumps(_plain(value), ensure_ascii=False, indent=2))

@@ -85,7 +85,7 @@ def describe(maps: MapSet) -> dict[str, Any]:
         "splits": [asdict(split) for split in maps.splits],
         "feature_norm": maps.feature_norm,
         "feature_norm_eps": maps.feature_norm_eps if maps.feature_norm == "rms" else None,
-        "recommended": asdict(maps.recommended),
+        "recommended": {key: value for key, value in asdict(maps.recommended).items() if value is not None},
         "calibration": asdict(maps.calibration),
         "heads": [asdict(item) for item in maps.heads],
         "parameters": sum(_size(source) for item in maps.maps for source in item.tensors().values()),
@@ -119,11 +119,11 @@ def print_description(description: dict[str, Any]) -> None:
         f"{calibration['rows_massive']} massive, {calibration['rows_nonfinite']} not finite",
         highlight=False,
     )
-    settings = ", ".join(f"{key} {value}" for key, value in description["recommended"].items() if value is not None)
+    settings = ", ".join(f"{key} {value}" for key, value in description["recommended"].items())
     out.print(f"recommended: {settings or 'nothing'}; features: {description['feature_norm']}", highlight=False)
     for head in description["heads"]:
         name = f"retrieval head {head['layer']}.{head['head']}"
-        out.print(f"split {head['split']}: {name}, recall {head['recall']:.2f}", highlight=False)
+        out.print(f"split {head['split']}: {name}, recall {common.format_recall(head['recall'])}", highlight=False)
     table = Table("map", "shape", "R²", "λ", "condition", "solver")
     for item in description["maps"]:
         shape = " · ".join(

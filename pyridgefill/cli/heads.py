@@ -12,7 +12,7 @@ from rich.table import Table
 from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, WeightTypeOption
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.maps import RetrievalHead, read_maps, write_maps
+from pyridgefill.maps import read_maps, write_maps
 
 
 def heads(
@@ -23,6 +23,8 @@ def heads(
     prompts: Annotated[int, typer.Option("--prompts", min=1, help="Needles of each kind and length.")] = 4,
     length: Annotated[list[int] | None, typer.Option("--length", help="Tokens of the prompts; repeatable.")] = None,
     tail: Annotated[int, typer.Option("--tail", min=64, help="Exact rows at the end; the question is there.")] = 256,
+    before: Annotated[int, typer.Option("--before", min=0, help="Rows before a row that its score counts for.")] = 8,
+    after: Annotated[int, typer.Option("--after", min=0, help="Rows after a row that its score counts for.")] = 40,
     threads: Annotated[int, typer.Option("--threads", help="0: the CPUs that this process may use.")] = 0,
     weight_type: WeightTypeOption = "f16",
     as_json: JsonOption = False,
@@ -31,25 +33,23 @@ def heads(
     from pyridgefill.evaluation.heads import find_heads  # loads the native library
 
     stored = read_maps(maps)
-    found: list[RetrievalHead] = []
-    with common.progress_bar() as progress:
-        for split in stored.splits:
-            task = progress.add_task(f"split {split.layer}", total=None)
-            found += find_heads(
-                model,
-                RidgeFillConfig(maps=maps, sink=4, tail=tail),
-                split=split.layer,
-                count=count,
-                prompts=prompts,
-                lengths=tuple(length or (1024, 2048)),
-                n_threads=threads,
-                on_progress=lambda done, total, task=task: progress.update(task, completed=done, total=total),  # type: ignore[misc]
-            )
+    with common.progress_bar("prompts") as bar:
+        task = bar.add_task("heads", total=None)
+        found = find_heads(
+            model,
+            RidgeFillConfig(maps=maps, sink=4, tail=tail, pool=(before, after)),
+            splits=[split.layer for split in stored.splits],
+            count=count,
+            prompts=prompts,
+            lengths=tuple(length or (1024, 2048)),
+            n_threads=threads,
+            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
     write_maps(output, replace(stored, heads=tuple(found)), weight_type=weight_type)
     if as_json:
         common.print_json({"path": str(output), "heads": [asdict(item) for item in found]})
         return
     table = Table("split", "layer.head", "recall at 2, 5 and 10 %")
     for item in found:
-        table.add_row(str(item.split), f"{item.layer}.{item.head}", f"{item.recall:.2f}")
+        table.add_row(str(item.split), f"{item.layer}.{item.head}", common.format_recall(item.recall))
     common.stdout.print(table)

@@ -5,26 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader
 
-from pyridgefill._native import LLAMA_RIDGEFILL_MAX_HEADS
 from pyridgefill.chat import chat_formatter
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.needle import KINDS, Needle, make_needles
 from pyridgefill.evaluation.session import Session
-from pyridgefill.heads import BUDGETS, choose_heads, recall_at
+from pyridgefill.heads import ScoredPrompt, choose_heads, recall, score_prompt
 from pyridgefill.maps.model import RetrievalHead
+
+# needles of these kinds check the heads that the other kinds have chosen
+CHECK_KINDS = ("uuids", "chinese")
 
 
 def find_heads(
     model_path: str | os.PathLike[str],
     config: RidgeFillConfig,
     *,
-    split: int,
+    splits: Sequence[int],
     count: int = 3,
     prompts: int = 4,
     lengths: Sequence[int] = (1024, 2048),
@@ -32,20 +33,21 @@ def find_heads(
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[RetrievalHead]:
-    """Rank the heads below a split by how well they find needles.
+    """Rank the heads below each split by how well they find needles.
 
-    Needles of each kind but the last choose the heads; recall is reported on needles of the last kind.
+    One prefill of each prompt lets all heads below the highest split score: what a head sees does not depend on the
+    split above it. Needles of most kinds choose the heads, recall is told on needles of `CHECK_KINDS`.
 
     Parameters
     ----------
     model_path
         The model's GGUF.
     config
-        Maps (any quality), sink, tail, pool and queries; its selection is replaced.
-    split
+        Maps (any quality) that have the highest split, sink, tail, pool and queries; its selection is replaced.
+    splits
         The heads are in the layers below.
     count
-        Heads at most.
+        Heads for each split at most.
     prompts
         Needles per kind and length.
     lengths
@@ -60,43 +62,72 @@ def find_heads(
     Returns
     -------
     list of RetrievalHead
-        The best first.
+        By split, the best first.
     """
-    everyone = [(layer, head) for layer, n_head in enumerate(head_counts(model_path)[:split]) for head in range(n_head)]
-    groups = [everyone[i : i + LLAMA_RIDGEFILL_MAX_HEADS] for i in range(0, len(everyone), LLAMA_RIDGEFILL_MAX_HEADS)]
-    config = replace(config, split=split, select="attention", budget=0, min_prompt=0)
+    highest = max(splits)
+    counts = head_counts(model_path)[:highest]
+    everyone = [(layer, head) for layer, n_head in enumerate(counts) for head in range(n_head)]
     with Session(model_path, n_ctx=max(lengths) + 64, n_threads=n_threads) as session:
-        chat = chat_formatter(session, add_generation_prompt=True)
-        needles: list[tuple[str, Needle]] = []
-        for length in lengths:
-            shape: dict[str, Any] = {"n_prompt": length, "sink": config.sink or 0, "tail": config.tail or 256}
-            for index, kind in enumerate(KINDS):
-                made = make_needles(session, chat, count=prompts, kind=kind, seed=seed + index, **shape)
-                needles += [(kind, needle) for needle in made]
-        done, total = 0, len(needles) * len(groups)
-        found: list[list[npt.NDArray[np.float64]]] = [[] for _ in needles]
-        for group in groups:
-            session.set_maps(replace(config, heads=tuple(group)))
-            for index, (_, needle) in enumerate(needles):
-                found[index].append(_recall(session, needle, config.pool))
-                done += 1
-                on_progress(done, total)
-    recalls: dict[str, list[npt.NDArray[np.float64]]] = {kind: [] for kind in KINDS}
-    for (kind, _), rows in zip(needles, found, strict=True):
-        recalls[kind].append(np.concatenate(rows))
-    *ranking, check = KINDS
-    chosen = choose_heads(np.stack([row for kind in ranking for row in recalls[kind]]), count)
-    held_out = np.stack(recalls[check]).mean(axis=0)
-    return [RetrievalHead(split, *everyone[index], recall=float(held_out[index])) for index in chosen]
+        needles = _needles(session, config, lengths, prompts, seed)
+        # no row is selected: the heads score all the same
+        layers = tuple((layer, -1) for layer, n_head in enumerate(counts) if n_head > 0)
+        session.set_maps(
+            replace(config, split=highest, select="attention", budget=0, min_prompt=0, heads=layers)
+        )  # fmt: skip
+        scored: dict[str, list[ScoredPrompt]] = {kind: [] for kind in KINDS}
+        for done, needle in enumerate(needles):
+            scored[needle.kind].append(_score(session, needle, config.pool))
+            on_progress(done + 1, len(needles))
+    ranking = [prompt for kind, found in scored.items() if kind not in CHECK_KINDS for prompt in found]
+    check = [prompt for kind in CHECK_KINDS for prompt in scored[kind]]
+    return [head for split in splits for head in _choose(split, everyone, ranking, check, count)]
 
 
-def _recall(session: Session, needle: Needle, pool: tuple[int, int]) -> npt.NDArray[np.float64]:
+def _needles(
+    session: Session, config: RidgeFillConfig, lengths: Sequence[int], prompts: int, seed: int
+) -> list[Needle]:
+    chat = chat_formatter(session, add_generation_prompt=True)
+    return [
+        needle
+        for length in lengths
+        for index, kind in enumerate(KINDS)
+        for needle in make_needles(
+            session,
+            chat,
+            count=prompts,
+            n_prompt=length,
+            sink=config.sink or 0,
+            tail=config.tail or 256,
+            kind=kind,
+            seed=seed + index,
+        )
+    ]
+
+
+def _score(session: Session, needle: Needle, pool: tuple[int, int]) -> ScoredPrompt:
     session.prefill(needle.tokens)
     scores = session.head_scores(len(needle.tokens))
     candidates = [row for start, end in session.ranges for row in range(start, end)]
-    rows = range(needle.value_start, needle.value_end)
-    recalls = [recall_at(scores, rows, candidates, share, pool) for share in BUDGETS]
-    return np.asarray(np.mean(recalls, axis=0))
+    return score_prompt(scores, range(needle.value_start, needle.value_end), candidates, pool)
+
+
+def _choose(
+    split: int,
+    everyone: Sequence[tuple[int, int]],
+    ranking: Sequence[ScoredPrompt],
+    check: Sequence[ScoredPrompt],
+    count: int,
+) -> list[RetrievalHead]:
+    below = sum(layer < split for layer, _ in everyone)
+
+    def cut(prompts: Sequence[ScoredPrompt]) -> list[ScoredPrompt]:
+        return [ScoredPrompt(prompt.scores[:below], prompt.wanted) for prompt in prompts]
+
+    recalls: npt.NDArray[np.float64] = np.mean([recall(prompt) for prompt in cut(check)], axis=0)
+    return [
+        RetrievalHead(split, *everyone[index], recall=tuple(recalls[index].tolist()))
+        for index in choose_heads(cut(ranking), count)
+    ]
 
 
 def head_counts(model_path: str | os.PathLike[str]) -> list[int]:

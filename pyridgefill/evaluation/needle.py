@@ -248,10 +248,13 @@ def answer_hit(answer: str, value: str) -> bool:
 
 
 def count_hits(session: Session, needles: Sequence[Needle]) -> list[bool]:
-    """Whether the greedy answer to each prompt contains the value, with the maps that are set."""
+    """Whether the greedy answer to each prompt contains the value, with the maps that are set.
+
+    Prompts of one `KeyedText` share a prefill where no rows are selected.
+    """
     hits = []
     for needle in needles:
-        logits = session.prefill(needle.tokens)[-1]
+        logits = session.prefill(needle.tokens, reuse=True)[-1]
         for start, end in session.ranges:
             if start < needle.end and needle.start < end and not start <= needle.start < needle.end <= end:
                 raise ModelError("a needle lies across the border of the filled region", "choose another sink or tail")

@@ -26,27 +26,46 @@ class Session(CaptureEngine):
         Tokens of a prompt and its continuation at most.
     **options
         For `CaptureEngine`.
+
+    Attributes
+    ----------
+    ranges, selected, n_reused
+        Of the last prompt: ranges of rows that were filled, rows that were selected among them, rows that were kept.
     """
 
     def __init__(self, model_path: str | os.PathLike[str], *, n_ctx: int, **options: Any) -> None:
         self._fill: fill.Fill | None = None
+        self._drop = False
+        self._tokens: list[int] = []
+        self._prefix: tuple[list[int], Any] = ([], None)
+        self.ranges: list[tuple[int, int]] = []
+        self.selected: list[int] = []
+        self.n_reused = 0
         super().__init__(model_path, n_ctx=n_ctx, **options)
         self._n_vocab = int(self._c.llama_vocab_n_tokens(self._vocab))
         self._memory = self._c.llama_get_memory(self._context)
 
-    def set_maps(self, config: RidgeFillConfig | None) -> None:
-        """Use these maps from the next prompt on; None: exact."""
+    def set_maps(self, config: RidgeFillConfig | None, *, drop: bool = False) -> None:
+        """Use these maps from the next prompt on; None: exact.
+
+        With `drop` the filled rows that are not selected are removed from the memory, and the tail runs without them,
+        at the positions that it has in the prompt: a baseline that drops tokens instead of filling them. The row
+        before the tail runs exact and stays, since llama.cpp wants positions to go on from the last one.
+        """
         if self._fill is not None:
             self._fill.close()
         self._fill = None if config is None else fill.Fill(self._model, self._context, config)
+        self._drop = drop
+        self._tokens = []
+        self._prefix = ([], None)
 
     def exact_tail(self, n_prompt: int) -> int:
         """How many rows at the end of a prompt run exact with the maps that are set."""
         ranges = [] if self._fill is None else self._fill.plan(n_prompt)
         return n_prompt - max((end for _, end in ranges), default=0)
 
-    def prefill(self, tokens: Sequence[int], n_logits: int = 1) -> npt.NDArray[np.float32]:
-        """Run a prompt from an empty memory.
+    def prefill(self, tokens: Sequence[int], n_logits: int = 1, *, reuse: bool = False) -> npt.NDArray[np.float32]:
+        """Run a prompt.
 
         Parameters
         ----------
@@ -54,19 +73,99 @@ class Session(CaptureEngine):
             The prompt.
         n_logits
             The last rows whose logits are wanted; they must not be filled.
+        reuse
+            Keep the rows that the last prompt had too, where the result differs by no more than rounding. A selection
+            replaces rows: with one, all rows before the tail are kept as they were before it, or none.
 
         Returns
         -------
         ndarray
             `[n_logits, n_vocab]`.
         """
-        self._c.llama_memory_clear(self._memory, True)
+        kept = self._reusable(tokens, n_logits) if reuse else 0
+        if not kept or not self._c.llama_memory_seq_rm(self._memory, 0, kept, -1):
+            self._c.llama_memory_clear(self._memory, True)
+            kept = 0
+        self.n_reused = kept
+        if reuse and self._selects:
+            kept = self._keep_prefix(tokens)
         self.ranges = [] if self._fill is None else self._fill.plan(len(tokens))
+        if self._drop and self.ranges:
+            first, end = self.ranges.pop()
+            self.ranges += [(first, end - 1)] if end - first > 1 else []
         if self._fill is not None:
             self._fill.begin(0, len(tokens), self.ranges)
+        self._tokens = list(tokens)
         # one batch: with selected rows, only the batch that ends the prompt can have logits
-        rows = self._decode(tokens, 0, len(tokens) - n_logits)
+        rows = self._decode(tokens[kept:], kept, len(tokens) - n_logits)
         self._position = len(tokens)
+        self.selected = self._selected()
+        if self._drop and self.ranges:
+            rows = self._drop_rows(tokens, n_logits)
+        return rows
+
+    def _reusable(self, tokens: Sequence[int], n_logits: int) -> int:
+        """How many first rows of the last prompt serve this one."""
+        if len(tokens) != len(self._tokens) or self._selects or self._drop:
+            return 0
+        same = (a == b for a, b in zip(tokens, self._tokens, strict=True))
+        common = next((index for index, equal in enumerate(same) if not equal), len(tokens))
+        return min(common, len(tokens) - n_logits)
+
+    @property
+    def _selects(self) -> bool:
+        return self._fill is not None and self._fill.config.select != "none" and not self._drop
+
+    def _keep_prefix(self, tokens: Sequence[int]) -> int:
+        """Put the rows before the tail into the empty memory, from the last prompt that had them if it did."""
+        assert self._fill is not None
+        ranges = self._fill.plan(len(tokens))
+        if not ranges:
+            return 0
+        prefix = tokens[: ranges[-1][1]]
+        if self._prefix[0] == list(prefix):
+            state = self._prefix[1]
+            done = self._c.llama_state_seq_set_data(self._context, state, len(state), 0)
+            self._native.check(done == len(state), "restoring the rows before the tail")
+            self.n_reused = len(prefix)
+            return len(prefix)
+        self._fill.begin(0, len(tokens), ranges)
+        self._decode(prefix, 0, len(prefix))
+        size = self._c.llama_state_seq_get_size(self._context, 0)
+        buffer = (ctypes.c_uint8 * size)()
+        done = self._c.llama_state_seq_get_data(self._context, buffer, size, 0)
+        self._native.check(done == size, "keeping the rows before the tail")
+        self._prefix = list(prefix), buffer
+        return len(prefix)
+
+    def _selected(self) -> list[int]:
+        if self._fill is None or self._fill.config.select == "none" or not self.ranges:
+            return []
+        count = self._native.llama_ridgefill_n_selected(self._context)
+        return [int(row) for row in self._native.llama_ridgefill_selected(self._context)[:count]]
+
+    def _drop_rows(self, tokens: Sequence[int], n_logits: int) -> npt.NDArray[np.float32]:
+        """Take the filled rows out of the memory, and run what follows them again."""
+        assert self._fill is not None
+        self._fill.begin(0, len(tokens), [])
+        kept = {*self.selected, *(row for start, end in self.exact_ranges() for row in range(start, end))}
+        start = self.ranges[-1][1] + 1
+        gone = [row for row in range(start) if row not in kept]
+        for first, last in [*_runs(gone), (start, -1)]:
+            done = self._c.llama_memory_seq_rm(self._memory, 0, first, last)
+            self._native.check(done, "the memory of this model cannot drop rows")
+        return self._decode(tokens[start:], start, len(tokens) - n_logits)
+
+    def exact_ranges(self) -> list[tuple[int, int]]:
+        """Ranges of the last prompt's rows that were not filled."""
+        borders = [0, *(border for span in self.ranges for border in span), len(self._tokens)]
+        pairs = zip(borders[::2], borders[1::2], strict=True)
+        return [(start, end) for start, end in pairs if start < end]
+
+    def extend(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Run tokens behind the last prompt, exact; the logits of each, `[n, n_vocab]`."""
+        rows = self._decode(tokens, self._position, self._position)
+        self._position += len(tokens)
         return rows
 
     def head_scores(self, n_prompt: int) -> npt.NDArray[np.float32]:
@@ -91,8 +190,7 @@ class Session(CaptureEngine):
             if self._c.llama_vocab_is_eog(self._vocab, token):
                 break
             tokens.append(token)
-            logits = self._decode([token], self._position, self._position)[0]
-            self._position += 1
+            logits = self.extend([token])[0]
         return tokens
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -123,3 +221,14 @@ class Session(CaptureEngine):
             self._fill.close()
             self._fill = None
         super().close()
+
+
+def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranges of consecutive rows."""
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and runs[-1][1] == row:
+            runs[-1] = runs[-1][0], row + 1
+        else:
+            runs.append((row, row + 1))
+    return runs

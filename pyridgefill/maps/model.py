@@ -22,6 +22,9 @@ FEATURE_NORMS: tuple[FeatureNorm, ...] = ("rms", "none")
 # ggml keeps names in 64 bytes, the last one is zero
 MAX_NAME_BYTES = 63
 
+# budgets in percent at which a head's recall is stored
+HEAD_SHARES = (2, 5, 10)
+
 
 class RowSource(Protocol):
     """A matrix or vector that is read by rows: a numpy array, a memory map, a tensor in a file."""
@@ -95,12 +98,30 @@ class SiteMap:
 
 @dataclass(frozen=True)
 class Recommended:
-    """Settings that were good in calibration; None where the file says nothing."""
+    """Settings that were good in calibration; None where the file says nothing.
+
+    Attributes
+    ----------
+    split, sink, tail, min_prompt
+        As in `RidgeFillConfig`.
+    select
+        `attention` or `none`, for the recommended split.
+    budget
+        Share of the filled rows that is selected.
+    pool
+        Rows before and after a row that its score counts for, too.
+    queries
+        Last rows of the prompt that ask.
+    """
 
     split: int | None = None
     sink: int | None = None
     tail: int | None = None
     min_prompt: int | None = None
+    select: str | None = None
+    budget: float | None = None
+    pool: tuple[int, int] | None = None
+    queries: int | None = None
 
 
 @dataclass(frozen=True)
@@ -114,14 +135,14 @@ class RetrievalHead:
     layer, head
         Where it is, `layer < split`.
     recall
-        Share of the needles' rows among its best rows, the mean over budgets of 2, 5 and 10 %, on needles of a kind
-        that it was not chosen by.
+        Share of the needles' rows among its best rows at budgets of 2, 5 and 10 %, on needles of kinds that it was
+        not chosen by.
     """
 
     split: int
     layer: int
     head: int
-    recall: float = float("nan")
+    recall: tuple[float, float, float] = (float("nan"),) * 3
 
 
 @dataclass(frozen=True)
@@ -169,6 +190,22 @@ class MapSet:
             if not any(item.split == split.layer for item in self.maps):
                 raise MapsError(f"split {split.layer}: no maps, expected maps for the layers above it")
 
+    def _validate_selection(self) -> None:
+        recommended = self.recommended
+        if recommended.select not in (None, "none", "attention"):
+            raise MapsError(f"ridgefill.recommended.select: expected none or attention, found {recommended.select!r}")
+        if recommended.select == "attention" and recommended.split not in {item.split for item in self.heads}:
+            raise MapsError(
+                f"ridgefill.recommended.select: expected retrieval heads for split {recommended.split}, found none",
+                "pyridgefill heads finds them",
+            )
+        if recommended.budget is not None and not 0 < recommended.budget <= 1:
+            raise MapsError(f"ridgefill.recommended.budget: expected a share up to 1, found {recommended.budget}")
+        if recommended.pool is not None and min(recommended.pool) < 0:
+            raise MapsError(f"ridgefill.recommended.pool_before, pool_after: expected rows, found {recommended.pool}")
+        if recommended.queries is not None and recommended.queries < 1:
+            raise MapsError(f"ridgefill.recommended.queries: expected 1 or more, found {recommended.queries}")
+
     def _validate_metadata(self) -> None:
         layers = [split.layer for split in self.splits]
         if not layers or layers != sorted(set(layers)):
@@ -193,6 +230,7 @@ class MapSet:
             value = getattr(self.recommended, key)
             if value is not None and value < 0:
                 raise MapsError(f"ridgefill.recommended.{key}: expected 0 or more, found {value}")
+        self._validate_selection()
         for item in self.heads:
             if item.split not in layers or not 0 <= item.layer < item.split or item.head < 0:
                 raise MapsError(

@@ -16,7 +16,7 @@ from gguf.quants import dequantize
 from pyridgefill.errors import MapsError
 from pyridgefill.maps.base import BaseModel
 from pyridgefill.maps.container import MapsContainer
-from pyridgefill.maps.model import Calibration, MapSet, Recommended, RetrievalHead, SiteMap, Split
+from pyridgefill.maps.model import HEAD_SHARES, Calibration, MapSet, Recommended, RetrievalHead, SiteMap, Split
 from pyridgefill.maps.write import FORMAT_VERSION
 
 _TENSOR = re.compile(r"ridgefill\.(\d+\.blk\.\d+\..+)\.(weight|weight_a|weight_b|bias)")
@@ -73,12 +73,7 @@ def read_maps(path: str | os.PathLike[str]) -> MapSet:
         maps=_maps(container),
         feature_norm=container.string("ridgefill.feature_norm"),  # type: ignore[arg-type]  # checked by validate
         feature_norm_eps=_eps(container),
-        recommended=Recommended(
-            **{
-                key: container.optional_integer(f"ridgefill.recommended.{key}", "i32")
-                for key in ("split", "sink", "tail", "min_prompt")
-            }
-        ),
+        recommended=_recommended(container),
         calibration=Calibration(
             tokens=container.integer("ridgefill.calibration.tokens", "u64"),
             corpora=tuple(container.strings("ridgefill.calibration.corpora", optional=True)),
@@ -117,14 +112,37 @@ def _splits(container: MapsContainer) -> tuple[Split, ...]:
     return tuple(Split(*item) for item in zip(layers, targets, ranks, strict=True))  # type: ignore[arg-type]
 
 
+def _recommended(container: MapsContainer) -> Recommended:
+    prefix = "ridgefill.recommended"
+    split, sink, tail, min_prompt = (
+        container.optional_integer(f"{prefix}.{key}", "i32") for key in ("split", "sink", "tail", "min_prompt")
+    )
+    before, after, queries = (
+        container.optional_integer(f"{prefix}.{key}", "u32") for key in ("pool_before", "pool_after", "queries")
+    )
+    if (before is None) != (after is None):
+        container.fail(f"keys {prefix}.pool_before, {prefix}.pool_after: one is missing", "make the file again")
+    return Recommended(
+        split,
+        sink,
+        tail,
+        min_prompt,
+        select=container.string(f"{prefix}.select") if container.has(f"{prefix}.select") else None,
+        budget=container.floats(f"{prefix}.budget", scalar=True)[0] if container.has(f"{prefix}.budget") else None,
+        pool=None if before is None or after is None else (before, after),
+        queries=queries,
+    )
+
+
 def _heads(container: MapsContainer) -> tuple[RetrievalHead, ...]:
     if not container.has("ridgefill.heads.splits"):
         return ()
     splits = container.integers("ridgefill.heads.splits")
     layers = container.integers("ridgefill.heads.layers", count=len(splits))
     heads = container.integers("ridgefill.heads.heads", count=len(splits))
-    recall = container.floats("ridgefill.heads.recall", count=len(splits))
-    return tuple(RetrievalHead(*item) for item in zip(splits, layers, heads, recall, strict=True))
+    recalls = (container.floats(f"ridgefill.heads.recall_{share}", count=len(splits)) for share in HEAD_SHARES)
+    numbers = zip(splits, layers, heads, zip(*recalls, strict=True), strict=True)
+    return tuple(RetrievalHead(*item) for item in numbers)
 
 
 def _eps(container: MapsContainer) -> float:

@@ -13,7 +13,7 @@ from gguf.quants import quant_shape_to_byte_shape, quantize
 
 from pyridgefill.errors import MapsError
 from pyridgefill.files import replacing
-from pyridgefill.maps.model import MapSet, RowSource
+from pyridgefill.maps.model import HEAD_SHARES, MapSet, RowSource
 
 FORMAT_VERSION = 1
 
@@ -92,11 +92,21 @@ def _add_metadata(writer: GGUFWriter, maps: MapSet) -> None:
         value = getattr(maps.recommended, key)
         if value is not None:
             writer.add_int32(f"ridgefill.recommended.{key}", value)
+    if maps.recommended.select is not None:
+        writer.add_string("ridgefill.recommended.select", maps.recommended.select)
+    if maps.recommended.budget is not None:
+        writer.add_float32("ridgefill.recommended.budget", maps.recommended.budget)
+    if maps.recommended.pool is not None:
+        for key, rows in zip(("pool_before", "pool_after"), maps.recommended.pool, strict=True):
+            writer.add_uint32(f"ridgefill.recommended.{key}", rows)
+    if maps.recommended.queries is not None:
+        writer.add_uint32("ridgefill.recommended.queries", maps.recommended.queries)
     if maps.heads:
         writer.add_array("ridgefill.heads.splits", [item.split for item in maps.heads])
         writer.add_array("ridgefill.heads.layers", [item.layer for item in maps.heads])
         writer.add_array("ridgefill.heads.heads", [item.head for item in maps.heads])
-        writer.add_array("ridgefill.heads.recall", [float(item.recall) for item in maps.heads])
+        for index, share in enumerate(HEAD_SHARES):
+            writer.add_array(f"ridgefill.heads.recall_{share}", [float(item.recall[index]) for item in maps.heads])
     writer.add_uint64("ridgefill.calibration.tokens", maps.calibration.tokens)
     writer.add_array("ridgefill.calibration.corpora", list(maps.calibration.corpora))
     writer.add_uint64("ridgefill.calibration.rows_massive", maps.calibration.rows_massive)

@@ -62,6 +62,72 @@ def test_the_whole_tail_has_logits(workshop: Any, oracle: Session, selection: di
     assert np.abs(oracle.prefill(prompt, TAIL) - exact).max() > 0.03 * np.ptp(exact)
 
 
+@pytest.mark.parametrize("kind", [None, "identity"])
+def test_a_shared_prefix_is_reused(workshop: Any, oracle: Session, kind: str | None) -> None:
+    first, second = tokens(N), tokens(N - 20) + tokens(20, seed=1)
+    oracle.set_maps(config(workshop, kind) if kind else None)
+    want = oracle.prefill(second, 20)
+    oracle.prefill(first)
+    oracle.generate(oracle.prefill(first)[0], 5)
+    got = oracle.prefill(second, 20, reuse=True)
+    assert oracle.n_reused == N - 20
+    assert np.abs(got - want).max() < 3e-3 * np.ptp(want)
+    # other ranges of filled rows, other maps: nothing is kept
+    oracle.prefill([*second, 1], 20, reuse=True)
+    assert oracle.n_reused == 0
+    oracle.set_maps(config(workshop, "poison"))
+    assert np.abs(oracle.prefill(second, 20, reuse=True) - want).max() > 0.03 * np.ptp(want)
+
+
+@pytest.mark.parametrize("kind", ["identity", "poison"])
+def test_rows_before_the_tail_are_kept_as_they_were_before_a_selection(
+    workshop: Any, oracle: Session, kind: str
+) -> None:
+    prompts = [tokens(N - 20) + tokens(20, seed=seed) for seed in range(3)]
+    oracle.set_maps(config(workshop, kind, select="attention", heads=((2, 1),)))
+    want = []
+    for prompt in prompts:
+        logits = oracle.prefill(prompt, 20)
+        assert len(oracle.selected) == round(0.05 * (N - TAIL - SINK))
+        want.append((logits, oracle.selected))
+    for prompt, (logits, rows), reused in zip(prompts, want, [0, N - TAIL, N - TAIL], strict=True):
+        got = oracle.prefill(prompt, 20, reuse=True)
+        assert (oracle.n_reused, oracle.selected) == (reused, rows)
+        assert np.array_equal(got, logits)
+        oracle.generate(got[-1], 3)
+    oracle.prefill(tokens(N, seed=9), 20, reuse=True)
+    assert oracle.n_reused == 0
+
+
+@pytest.mark.parametrize("select", [{}, {"select": "stride", "budget": 40.0}])
+def test_dropped_rows_are_not_seen(workshop: Any, oracle: Session, select: dict[str, Any]) -> None:
+    """What a dropped row held does not matter; what a kept row holds does."""
+    prompt = tokens(N)
+    oracle.set_maps(config(workshop, "identity", **select), drop=True)
+    want = oracle.prefill(prompt, TAIL)
+    assert oracle.ranges == [(SINK, N - TAIL - 1)]
+    assert len(oracle.selected) == (40 if select else 0)
+    # the oracle's live layer reads the split state alone, so only dropped rows could bring noise in
+    oracle.set_maps(config(workshop, "poison", **select), drop=True)
+    assert np.abs(oracle.prefill(prompt, TAIL) - want).max() < 3e-3 * np.ptp(want)
+    oracle.set_maps(config(workshop, "poison", **select))
+    assert np.abs(oracle.prefill(prompt, TAIL) - want).max() > 0.03 * np.ptp(want)
+    oracle.set_maps(config(workshop, "identity", **select))
+    assert np.abs(oracle.prefill(prompt, TAIL) - want).max() > 0.03 * np.ptp(want), "filled rows matter"
+
+
+def test_all_rows_selected_and_none_dropped_is_exact(workshop: Any, oracle: Session) -> None:
+    prompt = tokens(N)
+    exact = oracle.prefill(prompt, TAIL)
+    oracle.set_maps(config(workshop, "poison", select="stride", budget=1.0), drop=True)
+    assert np.abs(oracle.prefill(prompt, TAIL) - exact).max() < 3e-3 * np.ptp(exact)
+    assert oracle.selected == list(range(SINK, N - TAIL - 1))
+    follow = oracle.extend(tokens(5, seed=3))
+    oracle.set_maps(None)
+    oracle.prefill(prompt)
+    assert np.abs(follow - oracle.extend(tokens(5, seed=3))).max() < 3e-3 * np.ptp(follow)
+
+
 def test_losses_are_those_of_the_logits(oracle: Session) -> None:
     prompt = tokens(N)
     logits = oracle.prefill(prompt, TAIL).astype(np.float64)

@@ -13,7 +13,7 @@ from support.options import ContextOptions
 from support.tokens import tokens
 
 N, TAIL, SINK = 300, 64, 4
-ATTENTION = ("llama", "llama-moe", "qwen2", "qwen3", "gemma3", "gpt-oss", "deepseek2")
+ATTENTION = ("llama", "llama-moe", "qwen2", "qwen3", "gemma3", "gpt-oss", "deepseek2", "gemma4")
 
 
 def options(family: str, kind: str = "f16", flash: bool = False, **more: Any) -> ContextOptions:

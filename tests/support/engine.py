@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -147,7 +148,41 @@ class Context:
     def set_state(self, seq: int, data: bytes) -> None:
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         if llama_cpp.llama_state_seq_set_data(self.handle, buffer, len(data), seq) == 0:
-            raise RuntimeError("llama_state_seq_set_data refused the state")
+            raise RuntimeError(f"llama_state_seq_set_data refused the state: {last_words()}")
+
+    def save(self, path: Path, seq: int | None = None) -> None:
+        """Save a sequence, or all of the context, to a file."""
+        name = str(path).encode()
+        if seq is None:
+            saved = llama_cpp.llama_state_save_file(self.handle, name, None, 0)
+        else:
+            saved = llama_cpp.llama_state_seq_save_file(self.handle, name, seq, None, 0)
+        if not saved:
+            raise RuntimeError(f"cannot save {path}: {last_words()}")
+
+    def load(self, path: Path, seq: int | None = None) -> None:
+        """Load a sequence, or all of the context, from a file."""
+        tokens, count = (llama_cpp.llama_token * 1)(), ctypes.c_size_t(0)
+        name = str(path).encode()
+        if seq is None:
+            loaded = llama_cpp.llama_state_load_file(self.handle, name, tokens, 1, ctypes.byref(count))
+        else:
+            loaded = llama_cpp.llama_state_seq_load_file(self.handle, name, seq, tokens, 1, ctypes.byref(count))
+        if not loaded:
+            raise RuntimeError(f"cannot load {path}: {last_words()}")
+
+    def whole_state(self) -> bytes:
+        """The state of all sequences."""
+        size = llama_cpp.llama_state_get_size(self.handle)
+        buffer = (ctypes.c_uint8 * size)()
+        if llama_cpp.llama_state_get_data(self.handle, buffer, size) != size:
+            raise RuntimeError("llama_state_get_data wrote less than it announced")
+        return bytes(buffer)
+
+    def set_whole_state(self, data: bytes) -> None:
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        if llama_cpp.llama_state_set_data(self.handle, buffer, len(data)) == 0:
+            raise RuntimeError(f"llama_state_set_data refused the state: {last_words()}")
 
     def clear(self) -> None:
         llama_cpp.llama_memory_clear(self.memory, True)
@@ -239,6 +274,12 @@ class Context:
         count = capi.native().llama_ridgefill_n_score_heads(self.handle)
         rows = [capi.native().llama_ridgefill_head_scores(self.handle, i) for i in range(count)]
         return np.stack([np.ctypeslib.as_array(row, (n_prompt,)).copy() for row in rows])
+
+    def upper(self, seq: int, rows: Sequence[int]) -> None:
+        """Run cached rows through the layers from the split on."""
+        array = (ctypes.c_int32 * max(1, len(rows)))(*rows)
+        if capi.native().llama_ridgefill_seq_upper(self.handle, seq, array, len(rows)) < 0:
+            raise capi.RefusedError(capi.last_error())
 
     def heal(self, seq: int, n_max: int) -> int:
         """Replace the next approximate rows by exact ones."""

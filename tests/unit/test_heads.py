@@ -6,39 +6,59 @@ import numpy as np
 import pytest
 
 from pyridgefill.errors import MapsError
-from pyridgefill.heads import choose_heads, recall_at
+from pyridgefill.heads import ScoredPrompt, choose_heads, recall, score_prompt
 from pyridgefill.maps import MapSet, RetrievalHead, identity_maps, read_maps, write_maps
 from pyridgefill.maps.base import BaseModel
 
 BASE = BaseModel("llama", 6, 8, 10, "0" * 16, "1" * 16)
 
 
+def prompt(scores: np.ndarray, rows: range, candidates: range, pool: tuple[int, int] = (0, 0)) -> ScoredPrompt:
+    return score_prompt(scores.astype(np.float32), rows, candidates, pool)
+
+
 def test_recall_counts_wanted_rows_among_the_best() -> None:
-    scores = np.zeros((3, 100), np.float32)
+    scores = np.zeros((3, 100))
     scores[0, 40:44] = 1  # finds all
     scores[1, 40:42] = 1
     scores[1, 80:82] = 2  # finds half: two others come first
     scores[2, 0:4] = 1  # looks at rows that are no candidates
     scores[2, 99] = 1
-    recall = recall_at(scores, range(40, 44), range(10, 90), 0.05, (0, 0))
-    assert recall[:2].tolist() == [1.0, 0.5]
-    assert recall[2] == pytest.approx(0, abs=1)
+    scores[2, 10:14] = 0.1
+    found = recall(prompt(scores, range(40, 44), range(10, 90)), (0.05, 0.025))
+    assert found.tolist() == [[1.0, 0.5], [0.5, 0.0], [0.0, 0.0]]
 
 
-def test_neighbours_share_the_best_score() -> None:
-    scores = np.zeros((1, 100), np.float32)
-    scores[0, 42] = 1
-    rows = range(40, 45)
-    assert recall_at(scores, rows, range(100), 0.05, (0, 0))[0] < 1
-    assert recall_at(scores, rows, range(100), 0.05, (2, 2))[0] == 1
+@pytest.mark.parametrize("pool", [(0, 0), (3, 3), (0, 9), (9, 0), (8, 40), (2, 5), (5, 2), (100, 100)])
+def test_scores_count_for_neighbours(pool: tuple[int, int]) -> None:
+    before, after = pool
+    scores = np.random.default_rng(0).random((2, 60))
+    pooled = prompt(scores, range(3), range(60), pool).scores
+    wanted = np.stack([scores[:, max(0, i - after) : i + before + 1].max(axis=1) for i in range(60)], axis=1)
+    assert (pooled == wanted.astype(np.float32)).all()
 
 
 def test_heads_that_help_different_prompts_are_chosen_together() -> None:
-    recalls = np.array([[0.6, 1.0, 0.0, 0.9], [0.6, 0.0, 1.0, 0.1], [0.6, 1.0, 0.0, 0.9]])
-    assert choose_heads(recalls, 1) == [1]
-    assert choose_heads(recalls, 2) == [1, 2]
-    assert choose_heads(recalls, 4) == [1, 2], "more heads would not help"
-    assert choose_heads(np.zeros((2, 3)), 2) == []
+    prompts = []
+    for finds, value in ((0, 1.0), (1, 0.5)):
+        scores = np.zeros((3, 100))
+        scores[2, 10] = 0.9  # never finds
+        scores[2, 40:43] = 0.8  # finds a part of both
+        scores[finds, 40:44] = value
+        prompts.append(prompt(scores, range(40, 44), range(100)))
+    assert choose_heads(prompts, 1) == [2]
+    assert choose_heads(prompts, 2) == [2, 0], "each of the others adds as much to its prompt"
+    assert choose_heads(prompts, 3) == [2, 0, 1]
+
+
+def test_heads_that_find_nothing_more_are_left_out() -> None:
+    scores = np.zeros((2, 100))
+    scores[:, 40:44] = 1
+    prompts = [prompt(scores, range(40, 44), range(100))]
+    assert choose_heads(prompts, 2) == [0]
+    scores[:, 40:44] = 0
+    scores[:, 80:100] = 1
+    assert choose_heads([prompt(scores, range(40, 44), range(100))], 2) == []
 
 
 def maps(*heads: RetrievalHead) -> MapSet:
@@ -47,7 +67,7 @@ def maps(*heads: RetrievalHead) -> MapSet:
 
 
 def test_heads_are_stored(tmp_path) -> None:
-    heads = (RetrievalHead(2, 1, 3, 0.75), RetrievalHead(2, 0, 1, 0.5))
+    heads = (RetrievalHead(2, 1, 3, (0.25, 0.5, 1.0)), RetrievalHead(2, 0, 1, (0.0, 0.125, 0.5)))
     write_maps(tmp_path / "maps.gguf", maps(*heads))
     assert read_maps(tmp_path / "maps.gguf").heads == heads
 

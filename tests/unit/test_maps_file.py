@@ -5,6 +5,7 @@ import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -19,6 +20,7 @@ from pyridgefill.maps import (
     Calibration,
     MapSet,
     Recommended,
+    RetrievalHead,
     Site,
     SiteMap,
     Split,
@@ -62,6 +64,20 @@ def example(rank: int = 0, width: int = 32) -> MapSet:
         recommended=Recommended(1, 4, 256, 1024),
         calibration=Calibration(50_000, ("pydoc-topics", "книга.txt"), 12, 3),
     )
+
+
+HEADS = (RetrievalHead(1, 0, 3, (0.25, 0.5, 1.0)),)
+
+
+def selecting(**recommended: Any) -> MapSet:
+    return replace(example(), recommended=Recommended(split=1, **recommended), heads=HEADS)
+
+
+def test_a_recommended_selection_is_stored(tmp_path: Path) -> None:
+    maps = selecting(select="attention", budget=0.0625, pool=(8, 40), queries=64)
+    write_maps(tmp_path / "maps.gguf", maps)
+    read = read_maps(tmp_path / "maps.gguf")
+    assert (read.recommended, read.heads) == (maps.recommended, maps.heads)
 
 
 def assert_same(written: MapSet, read: MapSet, tolerance: float = 0.0) -> None:
@@ -204,6 +220,12 @@ def one(**changes: object) -> MapSet:
         (replace(example(), feature_norm="l1"), "ridgefill.feature_norm: expected"),  # type: ignore[arg-type]
         (replace(example(), recommended=Recommended(split=2)), r"ridgefill.recommended.split: expected one of \[1\]"),
         (replace(example(), recommended=Recommended(split=1, tail=-1)), "ridgefill.recommended.tail"),
+        (selecting(select="spans"), "ridgefill.recommended.select: expected none or attention"),
+        (replace(selecting(select="attention"), heads=()), "expected retrieval heads for split 1, found none"),
+        (selecting(budget=0.0), "ridgefill.recommended.budget"),
+        (selecting(budget=1.5), "ridgefill.recommended.budget"),
+        (selecting(pool=(8, -1)), "ridgefill.recommended.pool_before, pool_after"),
+        (selecting(queries=0), "ridgefill.recommended.queries"),
     ],
 )
 def test_sets_that_are_not_valid_are_refused(tmp_path: Path, maps: MapSet, message: str) -> None:

@@ -1,6 +1,11 @@
 #include "llama-ridgefill-capture.h"
 
+#include "llama-context.h"
 #include "llama-graph.h"
+#include "llama-impl.h"
+#include "llama-model.h"
+#include "llama-ridgefill.h"
+#include "llama-ridgefill-error.h"
 
 #include <stdexcept>
 
@@ -41,4 +46,79 @@ void llama_ridgefill_capture_state::on_done(const llm_graph_result & res) {
             sites[i].data = sites[i].host.data();
         }
     }
+}
+
+void llama_context::ridgefill_capture(int32_t layer_first) {
+    auto & capture = ridgefill.capture;
+
+    cparams.ridgefill.capture = nullptr;
+    capture.reset();
+
+    if (layer_first < 0) {
+        return;
+    }
+    if (layer_first >= (int32_t) model.hparams.n_layer()) {
+        throw std::runtime_error(format("expected a first layer in [0, %d), found %d", (int) model.hparams.n_layer(), layer_first));
+    }
+    if (!memory) {
+        throw std::runtime_error(format("architecture '%s' cannot be captured: the context keeps no memory", llm_arch_name(model.arch)));
+    }
+
+    capture = std::make_unique<llama_ridgefill_capture_state>(layer_first);
+
+    // find the sites
+    synchronize();
+    sched_reserve();
+    const auto mctx = memory->init_full();
+    if (!mctx) {
+        throw std::runtime_error("failed to initialize the memory module");
+    }
+    cparams.ridgefill.capture = capture.get();
+    graph_reserve(std::min<uint32_t>(cparams.n_ubatch, 2*cparams.n_seq_max), cparams.n_seq_max, 1, mctx.get(), true);
+    sched_need_reserve = true;
+
+    if (!capture->error.empty()) {
+        const std::string error = capture->error;
+        cparams.ridgefill.capture = nullptr;
+        capture.reset();
+        throw std::runtime_error(error);
+    }
+}
+
+//
+// C API
+//
+
+int32_t llama_ridgefill_capture(llama_context * ctx, int32_t layer_first) {
+    return llama_ridgefill_guarded<int32_t>(-1, [&]() { ctx->ridgefill_capture(layer_first); return 0; });
+}
+
+int32_t llama_ridgefill_n_sites(const llama_context * ctx) {
+    const auto & capture = ctx->ridgefill.capture;
+    return capture ? capture->sites.size() : 0;
+}
+
+static const llama_ridgefill_capture_state::site * get_site(const llama_context * ctx, int32_t i) {
+    return i < 0 || i >= llama_ridgefill_n_sites(ctx) ? nullptr : &ctx->ridgefill.capture->sites[i];
+}
+
+const char * llama_ridgefill_site_name(const llama_context * ctx, int32_t i) {
+    const auto * site = get_site(ctx, i);
+    return site ? site->name.c_str() : nullptr;
+}
+
+int32_t llama_ridgefill_site_layer(const llama_context * ctx, int32_t i) {
+    const auto * site = get_site(ctx, i);
+    return site ? site->layer : -1;
+}
+
+int32_t llama_ridgefill_site_width(const llama_context * ctx, int32_t i) {
+    const auto * site = get_site(ctx, i);
+    return site ? site->width : -1;
+}
+
+const float * llama_ridgefill_site_data(llama_context * ctx, int32_t i) {
+    ctx->synchronize();
+    const auto * site = get_site(ctx, i);
+    return site ? site->data : nullptr;
 }

@@ -3,7 +3,6 @@
 #include "llama-batch.h"
 #include "llama-context.h"
 #include "llama-impl.h"
-#include "llama-io.h"
 #include "llama-model.h"
 #include "llama-ridgefill-error.h"
 #include "llama-ridgefill-maps.h"
@@ -57,7 +56,9 @@ std::string llama_ridgefill_conflict(const llama_cparams & cparams, bool has_ada
 // decode
 //
 
-bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, const llama_context & ctx) {
+bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, llama_context & ctx) {
+    ctx.ridgefill_update();
+
     const auto & batch   = balloc.get_batch();
     const auto & marks   = *ctx.ridgefill_marks();
     const auto & cparams = ctx.get_cparams();
@@ -301,15 +302,16 @@ int32_t llama_context::set_ridgefill(llama_ridgefill * maps, const llama_ridgefi
         llama_ridgefill_rewrite_fill(model, *gf_res_reserve, *maps, split);
     }
 
+    const llama_ridgefill_cells kvs(memory.get());
+    memory->ridgefill.shared_cells = !kvs.base || kvs.base->get_n_stream() == 1;
+
     std::unique_ptr<llama_ridgefill_states> states;
     if (params.keep_states) {
-        const llama_ridgefill_cells kvs(memory.get());
         if (!kvs.base || model.hparams.n_pos_per_embd() != 1) {
             throw std::runtime_error(format("architecture '%s' cannot run filled rows again: its memory is not an attention cache with one position per row (hint: leave out keep_states)",
                         llm_arch_name(model.arch)));
         }
         states = std::make_unique<llama_ridgefill_states>(model, *kvs.base, split, params.type_states);
-        memory->ridgefill.shared_cells = kvs.base->get_n_stream() == 1;
     }
 
     cparams.ridgefill.maps   = maps;
@@ -319,6 +321,7 @@ int32_t llama_context::set_ridgefill(llama_ridgefill * maps, const llama_ridgefi
 
     // what the cells hold stays true, what was planned was planned for other maps
     memory->ridgefill.states.clear();
+    memory->ridgefill.copies.clear();
     memory->ridgefill.plan.clear();
     ridgefill.selections.clear();
     ridgefill.states = std::move(states);
@@ -340,43 +343,6 @@ bool llama_context::has_adapters() const {
         return false;
     };
     return (loras && !loras->empty()) || any_cvec();
-}
-
-void llama_context::ridgefill_capture(int32_t layer_first) {
-    auto & capture = ridgefill.capture;
-
-    cparams.ridgefill.capture = nullptr;
-    capture.reset();
-
-    if (layer_first < 0) {
-        return;
-    }
-    if (layer_first >= (int32_t) model.hparams.n_layer()) {
-        throw std::runtime_error(format("expected a first layer in [0, %d), found %d", (int) model.hparams.n_layer(), layer_first));
-    }
-    if (!memory) {
-        throw std::runtime_error(format("architecture '%s' cannot be captured: the context keeps no memory", llm_arch_name(model.arch)));
-    }
-
-    capture = std::make_unique<llama_ridgefill_capture_state>(layer_first);
-
-    // find the sites
-    synchronize();
-    sched_reserve();
-    const auto mctx = memory->init_full();
-    if (!mctx) {
-        throw std::runtime_error("failed to initialize the memory module");
-    }
-    cparams.ridgefill.capture = capture.get();
-    graph_reserve(std::min<uint32_t>(cparams.n_ubatch, 2*cparams.n_seq_max), cparams.n_seq_max, 1, mctx.get(), true);
-    sched_need_reserve = true;
-
-    if (!capture->error.empty()) {
-        const std::string error = capture->error;
-        cparams.ridgefill.capture = nullptr;
-        capture.reset();
-        throw std::runtime_error(error);
-    }
 }
 
 int32_t llama_context::ridgefill_split() const {
@@ -401,6 +367,21 @@ bool llama_context::ridgefill_reserve(uint32_t n_tokens, uint32_t n_seqs, const 
     return gf != nullptr;
 }
 
+// sequences with cells of their own were copied: their split states follow, as K and V do
+void llama_context::ridgefill_update() {
+    if (!memory) {
+        return;
+    }
+    auto & copies = memory->ridgefill.copies;
+    if (ridgefill.states && !copies.empty()) {
+        synchronize();
+        for (const auto & [src, dst] : copies) {
+            ridgefill.states->copy(src, dst);
+        }
+    }
+    copies.clear();
+}
+
 void llama_context::ridgefill_memory_breakdown(llama_memory_breakdown & res) const {
     if (!cparams.ridgefill.maps) {
         return;
@@ -410,20 +391,5 @@ void llama_context::ridgefill_memory_breakdown(llama_memory_breakdown & res) con
     }
     for (const auto & buf : cparams.ridgefill.maps->bufs) {
         res[ggml_backend_buffer_get_type(buf.get())].model += ggml_backend_buffer_get_size(buf.get());
-    }
-}
-
-void llama_context::ridgefill_state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
-    try {
-        memory->ridgefill.state_read(io, seq_id, flags);
-    } catch (const std::exception &) {
-        // cells of unknown origin must not be used
-        io.discard();
-        if (seq_id < 0) {
-            memory->clear(true);
-        } else {
-            memory->seq_rm(seq_id, -1, -1);
-        }
-        throw;
     }
 }

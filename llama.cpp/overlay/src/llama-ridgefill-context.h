@@ -48,7 +48,7 @@ public:
     // llama_context::decode calls these in turn
 
     // mark the rows of a batch, so that no ubatch mixes filled and exact rows; false if the batch cannot run
-    bool on_batch(llama_batch_allocr & balloc, const llama_context & ctx);
+    bool on_batch(llama_batch_allocr & balloc, llama_context & ctx);
 
     // choose how a ubatch runs
     void on_ubatch(const llama_batch_allocr & balloc, const llama_ubatch & ubatch, llama_cparams & cparams);

@@ -1,15 +1,9 @@
 #include "llama-ridgefill-marks.h"
 
-#include "llama-cparams.h"
-#include "llama-impl.h"
-#include "llama-io.h"
-
 #include <algorithm>
 #include <limits>
-#include <stdexcept>
 
-static constexpr uint32_t  RIDGEFILL_STATE_MAGIC = 0x6c696672; // "rfil"
-static constexpr llama_pos POS_MAX               = std::numeric_limits<llama_pos>::max();
+static constexpr llama_pos POS_MAX = std::numeric_limits<llama_pos>::max();
 
 // negative positions mean "from the start" and "to the end", as in llama_memory_seq_*
 static void resolve(llama_pos & p0, llama_pos & p1) {
@@ -210,16 +204,17 @@ void llama_ridgefill_marks::seq_cp(llama_seq_id seq_id_src, llama_seq_id seq_id_
     resolve(p0, p1);
 
     if (!shared_cells) {
-        // the copy replaces what the sequence had
-        filled.erase(seq_id_dst);
-        states.erase(seq_id_dst);
-        healed_to.erase(seq_id_dst);
+        // the copy has all cells, and replaces what the sequence had
+        p0 = 0;
+        p1 = POS_MAX;
+        forget(seq_id_dst);
+        copies.emplace_back(seq_id_src, seq_id_dst);
     }
 
     for (auto * marks : { &filled, &states }) {
         const auto it = marks->find(seq_id_src);
-        if (it == marks->end() || (marks == &states && !shared_cells)) {
-            continue; // split states stay with the cells
+        if (it == marks->end()) {
+            continue;
         }
         const auto src = it->second; // the insertion below may move it
         auto & dst = (*marks)[seq_id_dst];
@@ -281,83 +276,11 @@ void llama_ridgefill_marks::clear() {
     filled.clear();
     states.clear();
     healed_to.clear();
+    copies.clear();
 }
 
-//
-// state
-//
-
-void llama_ridgefill_marks::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const {
-    if (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) {
-        return; // holds no attention cells
-    }
-
-    auto approximate = filled;
-    for (const auto & [id, pos] : healed_to) {
-        if (!approximate[id].contains(pos)) {
-            approximate[id].add(pos, pos + 1, 0); // ends what an exact prompt can reuse
-        }
-    }
-
-    uint32_t n = 0;
-    for (const auto & [id, ranges] : approximate) {
-        n += seq_id < 0 || id == seq_id ? ranges.get().size() : 0;
-    }
-    if (n == 0) {
-        return;
-    }
-
-    io.write(&RIDGEFILL_STATE_MAGIC, sizeof(RIDGEFILL_STATE_MAGIC));
-    io.write(&n, sizeof(n));
-    for (const auto & [id, ranges] : approximate) {
-        if (seq_id >= 0 && id != seq_id) {
-            continue;
-        }
-        for (const auto & r : ranges.get()) {
-            io.write(&id,   sizeof(id));
-            io.write(&r.p0, sizeof(r.p0));
-            io.write(&r.p1, sizeof(r.p1));
-            io.write(&r.id, sizeof(r.id));
-        }
-    }
-}
-
-void llama_ridgefill_marks::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
-    if (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) {
-        return;
-    }
-
-    // the cells were replaced, so what was known about them is void
-    if (seq_id < 0) {
-        clear();
-    } else {
-        filled.erase(seq_id);
-        states.erase(seq_id);
-        healed_to.erase(seq_id);
-    }
-
-    uint32_t magic = 0;
-    try {
-        io.read(&magic, sizeof(magic));
-    } catch (const std::exception &) {
-        return; // the end of the data: no filled cells
-    }
-    if (magic != RIDGEFILL_STATE_MAGIC) {
-        throw std::runtime_error("unknown data behind the memory state");
-    }
-
-    uint32_t n = 0;
-    io.read(&n, sizeof(n));
-    for (uint32_t i = 0; i < n; ++i) {
-        llama_seq_id id;
-        llama_ridgefill_ranges::range r;
-        io.read(&id,   sizeof(id));
-        io.read(&r.p0, sizeof(r.p0));
-        io.read(&r.p1, sizeof(r.p1));
-        io.read(&r.id, sizeof(r.id));
-        if (id < 0 || id >= LLAMA_MAX_SEQ || r.p0 < 0 || r.p0 >= r.p1) {
-            throw std::runtime_error(format("bad range of filled cells: sequence %d, positions [%d, %d)", id, r.p0, r.p1));
-        }
-        filled[seq_id < 0 ? id : seq_id].add(r.p0, r.p1, r.id);
-    }
+void llama_ridgefill_marks::forget(llama_seq_id seq_id) {
+    filled.erase(seq_id);
+    states.erase(seq_id);
+    healed_to.erase(seq_id);
 }

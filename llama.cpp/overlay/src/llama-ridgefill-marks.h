@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 class llama_io_write_i;
@@ -44,8 +45,11 @@ struct llama_ridgefill_marks {
     // rows whose split state is kept
     std::map<llama_seq_id, llama_ridgefill_ranges> states;
 
-    // sequences share cells (unified cache): a copied sequence keeps the split states
+    // sequences share cells (unified cache); otherwise a copy of a sequence has cells of its own
     bool shared_cells = true;
+
+    // copies (from, to) whose split states have not been copied yet
+    std::vector<std::pair<llama_seq_id, llama_seq_id>> copies;
 
     // rows that only ran below the split and wait for the end of their prompt have this identity
     static constexpr uint64_t ID_PENDING = ~0ull;
@@ -70,8 +74,11 @@ struct llama_ridgefill_marks {
     void seq_div (llama_seq_id seq_id, llama_pos p0, llama_pos p1, int d);
     void clear   ();
 
-    // a trailer that exists only if cells were filled: states of exact sequences are those of stock llama.cpp
-    // seq_id < 0: all sequences
-    void state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const;
-    void state_read (llama_io_read_i  & io, llama_seq_id seq_id, llama_state_seq_flags flags);
+    // the cells of a sequence are replaced: what was known about them is void
+    void forget(llama_seq_id seq_id);
+
+    // a section behind the memory's data, only if cells were filled: states of exact sequences are those of stock
+    // llama.cpp; seq_id < 0: all sequences
+    void state_write(llama_io_write_i & io, llama_seq_id seq_id) const;
+    void state_read (llama_io_read_i  & io, llama_seq_id seq_id);
 };

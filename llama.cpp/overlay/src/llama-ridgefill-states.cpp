@@ -29,14 +29,33 @@ std::vector<int32_t> llama_ridgefill_cells::find(const llama_kv_cache & kv, llam
     return res;
 }
 
+// any sequence of the stream that a row belongs to
+static llama_seq_id seq_of_row(const llama_kv_cache & kv, int32_t row) {
+    return kv.get_n_stream() > 1 ? row/kv.get_size() : 0;
+}
+
+llama_token llama_ridgefill_cells::token(const llama_kv_cache & kv, int32_t row) {
+    return kv.get_cells(seq_of_row(kv, row)).ext_get(row % kv.get_size()).tok;
+}
+
+void llama_ridgefill_cells::set_token(llama_kv_cache & kv, int32_t row, llama_token token) {
+    auto & cells = kv.get_cells(seq_of_row(kv, row));
+    auto ext = cells.ext_get(row % kv.get_size());
+    ext.tok = token;
+    cells.ext_set(row % kv.get_size(), ext);
+}
+
 llama_ridgefill_states::llama_ridgefill_states(const llama_model & model, const llama_kv_cache & kv, int32_t split, ggml_type type) {
-    if (type != GGML_TYPE_F32 && type != GGML_TYPE_F16 && type != GGML_TYPE_BF16) {
+    if (!is_type(type)) {
         throw std::runtime_error(format("split states: expected type f32, f16 or bf16, found %s", ggml_type_name(type)));
     }
 
-    ctx.reset(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
+    ctx.reset(ggml_init({ (1 + kv.get_n_stream())*ggml_tensor_overhead(), nullptr, true }));
     x = ggml_new_tensor_2d(ctx.get(), type, model.hparams.n_embd, (int64_t) kv.get_size()*kv.get_n_stream());
     ggml_set_name(x, "ridgefill_states");
+    for (uint32_t s = 0; s < kv.get_n_stream(); ++s) {
+        streams.push_back(ggml_view_2d(ctx.get(), x, x->ne[0], kv.get_size(), x->nb[1], s*kv.get_size()*x->nb[1]));
+    }
 
     buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), model.select_buft(split)));
     if (!buf) {
@@ -46,6 +65,10 @@ llama_ridgefill_states::llama_ridgefill_states(const llama_model & model, const 
 
     LLAMA_LOG_INFO("%s: %10s RidgeFill split states size = %8.2f MiB (%s)\n", __func__,
             ggml_backend_buffer_name(buf.get()), ggml_backend_buffer_get_size(buf.get())/1024.0/1024.0, ggml_type_name(type));
+}
+
+void llama_ridgefill_states::copy(llama_seq_id seq_id_src, llama_seq_id seq_id_dst) {
+    ggml_backend_tensor_copy(streams.at(seq_id_src), streams.at(seq_id_dst));
 }
 
 void llm_graph_input_ridgefill_rows::set_input(const llama_ubatch * ubatch) {

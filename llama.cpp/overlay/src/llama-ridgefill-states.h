@@ -20,6 +20,10 @@ struct llama_ridgefill_cells {
 
     // rows of a cache [kv_size*n_stream] that hold the positions, -1 where there is none
     static std::vector<int32_t> find(const llama_kv_cache & kv, llama_seq_id seq_id, const std::vector<llama_pos> & pos);
+
+    // the token of such a row, upper layers of some architectures read it
+    static llama_token token    (const llama_kv_cache & kv, int32_t row);
+    static void        set_token(llama_kv_cache & kv, int32_t row, llama_token token);
 };
 
 // split states of the rows in the cache, by cell
@@ -29,9 +33,16 @@ struct llama_ridgefill_states {
     // throws std::runtime_error
     llama_ridgefill_states(const llama_model & model, const llama_kv_cache & kv, int32_t split, ggml_type type);
 
+    static bool is_type(int type) { return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16; }
+
+    // copy the split states of all cells of a sequence to another one that has cells of its own
+    void copy(llama_seq_id seq_id_src, llama_seq_id seq_id_dst);
+
     ggml_backend_buffer_t buffer() const { return buf.get(); }
 
 private:
+    std::vector<ggml_tensor *> streams; // [n_embd, kv_size] each
+
     ggml_context_ptr        ctx;
     ggml_backend_buffer_ptr buf;
 };

@@ -25,7 +25,7 @@ static llama_ubatch build_ubatch(const llama_kv_cache & kv, llama_seq_id seq_id,
     data->output.assign(n, 0);
     data->batch_idxs.assign(n, 0);
     for (uint32_t i = 0; i < n; ++i) {
-        data->token.push_back(kv.get_cells(seq_id).ext_get(cells[i] % kv.get_size()).tok);
+        data->token.push_back(llama_ridgefill_cells::token(kv, cells[i]));
         data->seq_id.push_back(&data->seq_id_data[i]);
     }
 
@@ -91,6 +91,7 @@ void llama_context::ridgefill_upper(llama_seq_id seq_id, const std::vector<llama
 
     sched_reserve();
     memory_update(false);
+    ridgefill_update();
 
     // callers of the last decode can still read its outputs
     const auto n_outputs_org = n_outputs;

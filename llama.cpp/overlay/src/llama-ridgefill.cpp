@@ -22,17 +22,6 @@ llama_ridgefill_fingerprint llama_ridgefill_model_fingerprint(const llama_model 
     return llama_ridgefill_fingerprint_of(*model);
 }
 
-// run `fn`, return `failed` and keep the message if it throws
-template <typename T, typename F> static T guarded(T failed, const F & fn) {
-    llama_ridgefill_set_error("");
-    try {
-        return fn();
-    } catch (const std::exception & err) {
-        llama_ridgefill_set_error(err.what());
-        return failed;
-    }
-}
-
 //
 // maps
 //
@@ -44,7 +33,7 @@ llama_ridgefill_params llama_ridgefill_default_params(void) {
 }
 
 llama_ridgefill * llama_ridgefill_init(llama_model * model, const char * path, llama_ridgefill_params params) {
-    return guarded<llama_ridgefill *>(nullptr, [&]() {
+    return llama_ridgefill_guarded<llama_ridgefill *>(nullptr, [&]() {
         if (!model || !path) {
             throw std::runtime_error("no model or no path given");
         }
@@ -131,7 +120,7 @@ llama_ridgefill_context_params llama_ridgefill_default_context_params(void) {
 }
 
 int32_t llama_set_ridgefill(llama_context * ctx, llama_ridgefill * maps, llama_ridgefill_context_params params) {
-    return guarded<int32_t>(-1, [&]() { return ctx->set_ridgefill(maps, params); });
+    return llama_ridgefill_guarded<int32_t>(-1, [&]() { return ctx->set_ridgefill(maps, params); });
 }
 
 int32_t llama_ridgefill_ctx_split(const llama_context * ctx) {
@@ -161,7 +150,7 @@ llama_ridgefill_plan_params llama_ridgefill_default_plan_params(const llama_ridg
 }
 
 int32_t llama_ridgefill_plan(llama_ridgefill_plan_params params, int32_t n_prompt, llama_ridgefill_range * ranges, int32_t n_max) {
-    return guarded<int32_t>(-1, [&]() {
+    return llama_ridgefill_guarded<int32_t>(-1, [&]() {
         if (params.sink < 0 || params.tail < 1 || params.min_prompt < 0 || n_prompt < 0) {
             throw std::runtime_error(format("expected sink >= 0, tail >= 1, min_prompt >= 0 and a prompt length >= 0, found %d, %d, %d and %d (hint: the last row of a prompt needs its logits)",
                         params.sink, params.tail, params.min_prompt, n_prompt));
@@ -212,7 +201,7 @@ static void check_seq(const llama_context * ctx, llama_seq_id seq_id) {
 }
 
 int32_t llama_ridgefill_seq_mark(llama_context * ctx, llama_seq_id seq_id, const llama_ridgefill_range * ranges, int32_t n) {
-    return guarded<int32_t>(-1, [&]() {
+    return llama_ridgefill_guarded<int32_t>(-1, [&]() {
         check_seq(ctx, seq_id);
         auto * marks = ctx->ridgefill_marks();
         const auto & cparams = ctx->get_cparams();
@@ -233,7 +222,7 @@ int32_t llama_ridgefill_seq_mark(llama_context * ctx, llama_seq_id seq_id, const
 
 llama_pos llama_ridgefill_seq_reusable(
         const llama_context * ctx, llama_seq_id seq_id, const llama_ridgefill_range * ranges, int32_t n, llama_pos n_past) {
-    return guarded<llama_pos>(-1, [&]() {
+    return llama_ridgefill_guarded<llama_pos>(-1, [&]() {
         const auto * marks = ctx->ridgefill_marks();
         if (!marks) {
             return n_past;
@@ -262,7 +251,7 @@ int32_t llama_ridgefill_seq_n_filled(const llama_context * ctx, llama_seq_id seq
 
 int32_t llama_ridgefill_seq_select(
         llama_context * ctx, llama_seq_id seq_id, int32_t n_prompt, int32_t tail, llama_ridgefill_select_params params) {
-    return guarded<int32_t>(-1, [&]() {
+    return llama_ridgefill_guarded<int32_t>(-1, [&]() {
         check_seq(ctx, seq_id);
         auto & selections = ctx->ridgefill.selections;
         if (params.type == LLAMA_RIDGEFILL_SELECT_NONE) {
@@ -326,7 +315,7 @@ const float * llama_ridgefill_head_scores(const llama_context * ctx, int32_t i) 
 }
 
 int32_t llama_ridgefill_seq_upper(llama_context * ctx, llama_seq_id seq_id, const llama_pos * pos, int32_t n) {
-    return guarded<int32_t>(-1, [&]() {
+    return llama_ridgefill_guarded<int32_t>(-1, [&]() {
         check_seq(ctx, seq_id);
         if (n < 0) {
             throw std::runtime_error(format("expected a number of rows of at least 0, found %d", n));
@@ -338,49 +327,11 @@ int32_t llama_ridgefill_seq_upper(llama_context * ctx, llama_seq_id seq_id, cons
 }
 
 int32_t llama_ridgefill_seq_heal(llama_context * ctx, llama_seq_id seq_id, int32_t n_max) {
-    return guarded<int32_t>(-1, [&]() {
+    return llama_ridgefill_guarded<int32_t>(-1, [&]() {
         check_seq(ctx, seq_id);
         if (n_max < 1) {
             throw std::runtime_error(format("expected a number of rows of at least 1, found %d", n_max));
         }
         return ctx->ridgefill_heal(seq_id, n_max);
     });
-}
-
-//
-// calibration
-//
-
-int32_t llama_ridgefill_capture(llama_context * ctx, int32_t layer_first) {
-    return guarded<int32_t>(-1, [&]() { ctx->ridgefill_capture(layer_first); return 0; });
-}
-
-int32_t llama_ridgefill_n_sites(const llama_context * ctx) {
-    const auto & capture = ctx->ridgefill.capture;
-    return capture ? capture->sites.size() : 0;
-}
-
-static const llama_ridgefill_capture_state::site * get_site(const llama_context * ctx, int32_t i) {
-    return i < 0 || i >= llama_ridgefill_n_sites(ctx) ? nullptr : &ctx->ridgefill.capture->sites[i];
-}
-
-const char * llama_ridgefill_site_name(const llama_context * ctx, int32_t i) {
-    const auto * site = get_site(ctx, i);
-    return site ? site->name.c_str() : nullptr;
-}
-
-int32_t llama_ridgefill_site_layer(const llama_context * ctx, int32_t i) {
-    const auto * site = get_site(ctx, i);
-    return site ? site->layer : -1;
-}
-
-int32_t llama_ridgefill_site_width(const llama_context * ctx, int32_t i) {
-    const auto * site = get_site(ctx, i);
-    return site ? site->width : -1;
-}
-
-const float * llama_ridgefill_site_data(llama_context * ctx, int32_t i) {
-    ctx->synchronize();
-    const auto * site = get_site(ctx, i);
-    return site ? site->data : nullptr;
 }

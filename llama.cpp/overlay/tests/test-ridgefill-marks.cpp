@@ -143,10 +143,14 @@ static void test_approximate() {
         marks.seq_cp(0, 2, -1, 10);
         CHECK(marks.reusable(2, exact, 7, 100) == 4 && marks.healed_to.count(2) == 0);
 
+        // cells of its own: the copy has all of them and nothing else, and split states to copy
         marks.shared_cells = false;
+        marks.states[0].add(6, 20, 0);
         marks.states[2].add(0, 10, 0);
-        marks.seq_cp(0, 2, -1, -1);
-        CHECK(marks.states[2].empty());
+        marks.seq_cp(0, 2, 0, 0);
+        CHECK(!marks.states[2].contains(5) && marks.states[2].contains(6) && marks.states[2].contains(19));
+        CHECK(marks.filled[2].contains(19));
+        CHECK(marks.copies.size() == 1 && marks.copies[0].first == 0 && marks.copies[0].second == 2);
     }
 }
 
