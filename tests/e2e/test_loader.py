@@ -295,6 +295,14 @@ def put_key(name: str, value: object, kind: Kind) -> Mutation:
     return mutate
 
 
+def put_pool(before: int, after: int, kind: Kind) -> Mutation:
+    def mutate(raw: RawGGUF) -> None:
+        put_key("ridgefill.recommended.pool_before", before, kind)(raw)
+        put_key("ridgefill.recommended.pool_after", after, kind)(raw)
+
+    return mutate
+
+
 def drop_key(name: str) -> Mutation:
     def mutate(raw: RawGGUF) -> None:
         raw.keys.remove(raw.key(name))
@@ -364,8 +372,9 @@ METADATA: dict[str, tuple[Mutation, str]] = {
     "budget over 1": (put_key("ridgefill.recommended.budget", 1.5, Kind.FLOAT32), "ridgefill.recommended.budget"),
     "budget NaN": (put_key("ridgefill.recommended.budget", float("nan"), Kind.FLOAT32), "ridgefill.recommended.budget"),
     "budget as rows": (put_key("ridgefill.recommended.budget", 40, Kind.UINT32), "ridgefill.recommended.budget"),
-    "huge pool": (put_key("ridgefill.recommended.pool_after", 2**31, Kind.UINT32), "ridgefill.recommended.pool_after"),
-    "signed pool": (put_key("ridgefill.recommended.pool_before", 8, Kind.INT32), "ridgefill.recommended.pool_before"),
+    "half a pool": (put_key("ridgefill.recommended.pool_after", 40, Kind.UINT32), "expected both or none"),
+    "huge pool": (put_pool(8, 2**31, Kind.UINT32), "ridgefill.recommended.pool_after"),
+    "signed pool": (put_pool(8, 40, Kind.INT32), "ridgefill.recommended.pool_before"),
     "no queries": (put_key("ridgefill.recommended.queries", 0, Kind.UINT32), "ridgefill.recommended.queries"),
 }
 

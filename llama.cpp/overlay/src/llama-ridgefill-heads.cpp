@@ -37,6 +37,9 @@ static void read_heads(const llama_ridgefill_gguf & gguf, llama_ridgefill & maps
 
 // after the heads
 static void read_selection(const llama_ridgefill_gguf & gguf, llama_ridgefill & maps) {
+    if (gguf.has("ridgefill.recommended.pool_before") != gguf.has("ridgefill.recommended.pool_after")) {
+        throw std::runtime_error("keys 'ridgefill.recommended.pool_before' and 'ridgefill.recommended.pool_after': expected both or none, found one");
+    }
     maps.recommended_before  = gguf.get_u32("ridgefill.recommended.pool_before", maps.recommended_before,  0, INT32_MAX);
     maps.recommended_after   = gguf.get_u32("ridgefill.recommended.pool_after",  maps.recommended_after,   0, INT32_MAX);
     maps.recommended_queries = gguf.get_u32("ridgefill.recommended.queries",     maps.recommended_queries, 1, INT32_MAX);
