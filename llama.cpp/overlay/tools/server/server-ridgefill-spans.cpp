@@ -258,7 +258,7 @@ std::vector<llama_ridgefill_range> server_ridgefill_rows(
                 throw std::invalid_argument(span.name + ": the prompt is not a text (hint: use tokens)");
             }
             text.emplace(std::move(*str));
-            index.emplace(vocab, tokens.get_tokens(), text->str());
+            index.emplace(vocab, tokens.get_text_tokens(), text->str()); // there is no media
         }
 
         const auto places = span.type == server_ridgefill_span::CHARS
