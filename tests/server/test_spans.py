@@ -222,8 +222,6 @@ def test_select_spans(kit: Kit, server: Server) -> None:
         assert (alone.rows["filled"], alone.rows["selected"]) == (expected, 0)
         both = selecting.complete(TEXT, {"spans": spans["spans"]}, **FRESH)
         assert (both.rows["filled"], both.rows["selected"]) == (expected, round(expected / 2))
-        all_rows = selecting.complete(TEXT, {"spans": spans["spans"], "budget": 1}, **FRESH)
-        assert same(all_rows, selecting.complete(TEXT, False, **FRESH))
 
 
 #
@@ -424,35 +422,47 @@ def test_templates(kit: Kit, put: str) -> None:
         assert least
         found = rows_of_chat(server, CHAT, [{"message": 0}])["filled"]
         assert found <= prompt.filled(least)
-        assert found >= prompt.filled(prompt.rows(0, prompt.text.index(b"<user>")))
+        assert found >= prompt.filled(prompt.rows(0, prompt.text.index(b"<user>system") + len(b"<user>")))
 
 
-@pytest.mark.parametrize(
-    ("put", "message"),
-    [
-        ("{{ m.content | upper }}", "message 0 (system): the chat template changes its text"),
-        ("{{ m.content | length }}", "message 0 (system): the chat template changes its text"),
-        ("{{ m.content[:50] }}", "message 0 (system): the chat template changes its text"),
-        (
-            "{% if m.role != 'system' %}{{ m.content }}{% endif %}",
-            "message 0 (system): the chat template leaves it out",
-        ),
-    ],
-    ids=["upper", "length", "cut", "dropped"],
-)
-def test_templates_that_hide_a_message(kit: Kit, put: str, message: str) -> None:
-    with with_template(kit, BASE.replace("PUT", put), "--ridgefill-exact-roles", "system") as server:
-        assert message in refusal(server, [{"role": "system"}], messages=CHAT)
-        # the other messages are found
-        messages = [{**CHAT[0], "role": "user"}, CHAT[1], CHAT[3]]
-        if "leaves" in message:
-            prompt = rendered(server, messages)
-            exact = prompt.rows_of(SYSTEM["content"].strip())
-            assert rows_of_chat(server, messages, [{"message": 0}])["filled"] == prompt.filled(exact)
-        # nobody asked for this: the prompt runs exact, unless there is nothing to be exact
+@pytest.mark.parametrize("filter_", ["| upper", "| length", "[:50]"])
+def test_templates_that_change_a_message(kit: Kit, filter_: str) -> None:
+    with with_template(
+        kit, BASE.replace("PUT", f"{{{{ m.content {filter_} }}}}"), "--ridgefill-exact-roles", "system"
+    ) as server:
+        error = refusal(server, [{"role": "system"}], messages=CHAT)
+        assert "spans[0]: message 0 (system): the chat template changes its text" in error
+        # nobody asked for this one: the prompt runs exact
         rows = chat(server, [SYSTEM, {"role": "user", "content": "word " * 250}])["timings"]["ridgefill"]
-        assert (rows["filled"] > 0) == ("leaves" in message)
-        assert ("changes its text" in rows.get("reason", "")) == ("changes" in message)
+        assert rows["filled"] == 0
+        assert "changes its text" in rows["reason"]
+
+
+def test_a_template_that_changes_other_messages(kit: Kit) -> None:
+    put = "{{ m.content | upper if m.role == 'assistant' else m.content }}"
+    with with_template(kit, BASE.replace("PUT", put)) as server:
+        prompt = rendered(server, CHAT)
+        exact = prompt.rows_of(SYSTEM["content"].strip())
+        assert rows_of_chat(server, CHAT, [{"role": "system"}])["filled"] == prompt.filled(exact)
+        spans = [{"message": 0}, {"message": -2}]
+        assert "message 2 (assistant): the chat template changes its text" in refusal(server, spans, messages=CHAT)
+
+
+def test_a_template_that_leaves_a_message_out(kit: Kit) -> None:
+    put = "{{ m.content if m.role != 'assistant' else '' }}"
+    with with_template(kit, BASE.replace("PUT", put), "--ridgefill-exact-roles", "assistant") as server:
+        error = refusal(server, [{"role": "assistant"}], messages=CHAT)
+        assert "spans[0]: message 2 (assistant): the chat template leaves it out" in error
+        prompt = rendered(server, CHAT)
+        assert chat(server, CHAT)["timings"]["ridgefill"]["filled"] == prompt.filled(set())
+
+
+def test_a_system_prompt_in_the_first_message(kit: Kit) -> None:
+    """Where a template knows no system role, the server puts the text into the message that follows."""
+    with with_template(kit, BASE.replace("PUT", "{{ m.content if m.role != 'system' else '' }}")) as server:
+        prompt = rendered(server, CHAT)
+        exact = prompt.rows_of(SYSTEM["content"].strip())
+        assert rows_of_chat(server, CHAT, [{"role": "system"}])["filled"] == prompt.filled(exact)
 
 
 def test_characters_of_a_changed_message(kit: Kit) -> None:
