@@ -354,6 +354,12 @@ class llama_ridgefill_select_params(ctypes.Structure):  # noqa: N801
 def llama_ridgefill_default_select_params(maps: int, split: int, /) -> llama_ridgefill_select_params: ...
 
 
+# // the recommended budget, as a share of the filled rows
+# LLAMA_API float llama_ridgefill_default_budget(const struct llama_ridgefill * maps);
+@_function("llama_ridgefill_default_budget", [llama_ridgefill_p], ctypes.c_float)
+def llama_ridgefill_default_budget(maps: int, /) -> float: ...
+
+
 # LLAMA_API int32_t llama_ridgefill_seq_select(
 #         struct llama_context                * ctx,
 #         llama_seq_id                          seq_id,

@@ -12,6 +12,7 @@ from pyridgefill._library import installed_folder
 from pyridgefill.errors import MapsError
 from pyridgefill.maps.base import read_base_model
 from pyridgefill.maps.read import read_maps
+from pyridgefill.spans import Span, parse_span
 
 # maps files beside a model are called <model without .gguf><suffix>
 MAPS_SUFFIX = ".ridgefill.gguf"
@@ -31,8 +32,10 @@ class RidgeFillConfig:
         Rows at the start and at the end of each prompt that run exact.
     min_prompt
         Shorter prompts run exact.
-    exact
-        More rows that run exact, as `(start, end)` token positions.
+    spans
+        More rows that run exact: `(start, end)` token positions, short for `{"tokens": (start, end)}`, or
+        `{"chars": (start, end)}`, code points of a prompt that is given as a text; a row that is partly inside counts.
+        What lies beyond a prompt is left out. `Llama.spans` names others for single prompts.
     skip_fingerprint
         Accept maps of another model of the same shape.
     select
@@ -56,7 +59,7 @@ class RidgeFillConfig:
     sink: int | None = None
     tail: int | None = None
     min_prompt: int | None = None
-    exact: tuple[tuple[int, int], ...] = ()
+    spans: tuple[Span, ...] = ()
     skip_fingerprint: bool = False
     select: Literal["none", "stride", "attention"] | None = None
     budget: float = 0.05
@@ -75,9 +78,11 @@ class RidgeFillConfig:
                 raise ValueError(f"RidgeFillConfig.{name}: expected at least {least}, found {value}")
         if len(self.pool) != 2 or min(self.pool) < 0:
             raise ValueError(f"RidgeFillConfig.pool: expected rows before and after a row, found {self.pool}")
-        for span in self.exact:
-            if len(span) != 2 or not 0 <= span[0] <= span[1]:
-                raise ValueError(f"RidgeFillConfig.exact: expected (start, end) with 0 <= start <= end, found {span}")
+        for span in self.spans:
+            try:
+                parse_span(span)
+            except ValueError as error:
+                raise ValueError(f"RidgeFillConfig.spans: {error}") from None
 
 
 def resolve_config(

@@ -11,6 +11,7 @@ from typing import Any
 
 from pyridgefill import _native
 from pyridgefill.config import RidgeFillConfig
+from pyridgefill.spans import span_rows
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,20 @@ class Fill:
                 setattr(params, name, value)
         return params
 
-    def plan(self, n_prompt: int) -> list[tuple[int, int]]:
-        """Ranges of rows to fill in a prompt of `n_prompt` tokens."""
+    def plan(self, n_prompt: int, exact: Sequence[tuple[int, int]] | None = None) -> list[tuple[int, int]]:
+        """Ranges of rows to fill in a prompt of `n_prompt` tokens.
+
+        Parameters
+        ----------
+        n_prompt
+            Tokens of the prompt.
+        exact
+            Rows that must run exact, in any order; None: the configuration's spans, which must be of tokens.
+        """
+        if exact is None:
+            exact = span_rows(self.config.spans, [b""] * n_prompt, None)
         params = self._plan_params()
-        exact = to_native(self.config.exact)
-        params.exact, params.n_exact = exact, len(self.config.exact)
+        params.exact, params.n_exact = to_native(exact), len(exact)
         ranges = (_native.llama_ridgefill_range * _native.LLAMA_RIDGEFILL_MAX_RANGES)()
         count = _native.llama_ridgefill_plan(params, n_prompt, ranges, len(ranges))
         _native.check(count >= 0, "RidgeFill plan")

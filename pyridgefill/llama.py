@@ -10,6 +10,7 @@ from typing import Any
 from pyridgefill._library import import_llama_cpp
 from pyridgefill.config import RidgeFillConfig, resolve_config
 from pyridgefill.errors import RidgeFillError
+from pyridgefill.spans import Span, parse_span, span_rows
 
 llama_cpp = import_llama_cpp()
 
@@ -63,6 +64,9 @@ class Llama(_Llama):
         self._fill: fill.Fill | None = None
         self._batch: Any
         self._exact = False
+        self._spans: Sequence[Span] | None = None
+        # text and spans of the prompt that `generate` gets next
+        self._request: tuple[str | None, Sequence[Span] | None] | None = None
         self._ridgefill = ridgefill
         self.fill_stats: fill.FillStats | None = None
         config = resolve_config(ridgefill, model_path)
@@ -94,6 +98,38 @@ class Llama(_Llama):
         finally:
             self._exact = before
 
+    @contextmanager
+    def spans(self, *spans: Span) -> Iterator[None]:
+        """Within this context, these spans of prompts run exact instead of those of the configuration.
+
+        Parameters
+        ----------
+        *spans
+            As in `RidgeFillConfig.spans`; none: only sink and tail run exact.
+        """
+        for span in spans:
+            parse_span(span)
+        before, self._spans = self._spans, spans
+        try:
+            yield
+        finally:
+            self._spans = before
+
+    def _create_completion(self, prompt: str | list[int], *args: Any, **kwargs: Any) -> Iterator[Any]:
+        # read now: the generator may run after `spans` has ended
+        text = prompt if isinstance(prompt, str) and kwargs.get("suffix") is None else None
+        request = text, self._spans
+        completions = super()._create_completion(prompt, *args, **kwargs)
+
+        def completed() -> Iterator[Any]:
+            self._request = request
+            try:
+                yield from completions
+            finally:
+                self._request = None
+
+        return completed()
+
     def generate(
         self, tokens: Sequence[int], *args: Any, reset: bool = True, **kwargs: Any
     ) -> Generator[int, Sequence[int] | None, None]:
@@ -103,19 +139,29 @@ class Llama(_Llama):
             return generated
         # read now: the generator may run after `exact` has ended
         fills = reset and not self._exact
-        return self._filled(self._fill, generated, list(tokens), fills=fills, reset=reset)
+        (text, spans), self._request = self._request or (None, self._spans), None
+        spans = self._fill.config.spans if spans is None else spans
+        exact = self._rows(spans, tokens, text) if fills else []
+        return self._filled(self._fill, generated, list(tokens), exact, fills=fills, reset=reset)
+
+    def _rows(self, spans: Sequence[Span], tokens: Sequence[int], text: str | None) -> list[tuple[int, int]]:
+        if not spans:
+            return []
+        pieces = [self._model.detokenize([token], special=True) for token in tokens]
+        return span_rows(spans, pieces, text)
 
     def _filled(
         self,
         maps: fill.Fill,
         generated: Generator[int, Sequence[int] | None, None],
         tokens: list[int],
+        exact_rows: Sequence[tuple[int, int]],
         *,
         fills: bool,
         reset: bool,
     ) -> Generator[int, Any, None]:
         """Plan the prompt, and pass tokens on; what is computed until the first one belongs to the prompt."""
-        ranges = maps.plan(len(tokens)) if fills else []
+        ranges = maps.plan(len(tokens), exact_rows) if fills else []
         if reset:
             self._drop_unusable(tokens, ranges)
         with closing(generated):

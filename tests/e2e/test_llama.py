@@ -156,9 +156,42 @@ def test_short_prompts_run_exact(workshop: Any) -> None:
 
 
 def test_exact_spans(workshop: Any) -> None:
-    config = RidgeFillConfig(maps=workshop.maps("llama", "poison"), tail=TAIL, sink=0, min_prompt=0, exact=((0, 300),))
+    config = RidgeFillConfig(maps=workshop.maps("llama", "poison"), tail=TAIL, sink=0, min_prompt=0, spans=((0, 300),))
     llm = Llama(str(workshop.model("llama")), ridgefill=config, **OPTIONS)
     assert answer(llm, prompt(300)) == answer(plain(workshop), prompt(300))
+
+
+def test_spans_of_characters(workshop: Any) -> None:
+    """The rows of a text's characters run exact, in each call those that are in force when it is made."""
+    text = "The quick brown fox — über 日本語 🙂 jumps. " * 10
+    llm = make(workshop)
+    ids = llm.tokenize(text.encode(), special=True)
+    pieces = [llm.detokenize([token], special=True) for token in ids]
+    joined = b"".join(pieces)
+    start = len(joined) - len(text.encode()) + len(text[:100].encode())
+    ends = [sum(map(len, pieces[: i + 1])) for i in range(len(pieces))]
+    inside = [
+        i for i, end in enumerate(ends) if end > start and end - len(pieces[i]) < start + len(text[100:140].encode())
+    ]
+    n_filled = len(set(range(SINK, len(ids) - TAIL)) - set(inside))
+
+    def complete(*spans: Any, given: str | list[int] = text) -> FillStats:
+        with llm.spans(*spans):
+            stream = llm.create_completion(given, max_tokens=1, stream=True)
+        llm.reset()
+        list(stream)
+        assert llm.fill_stats is not None
+        return llm.fill_stats
+
+    assert inside
+    assert complete({"chars": (100, 140)}).filled == n_filled
+    assert complete((inside[0], inside[-1] + 1)).filled == n_filled
+    assert complete((inside[0], inside[-1] + 1), given=ids).filled == n_filled
+    assert complete({"chars": (0, 10**6)}).filled == 0
+    assert complete().filled == len(ids) - TAIL - SINK
+    with pytest.raises(RidgeFillError, match="spans of chars need a prompt that is a text"):
+        complete({"chars": (0, 5)}, given=ids)
+    assert complete(given=ids).filled == len(ids) - TAIL - SINK
 
 
 def test_off_is_the_base_class(workshop: Any) -> None:

@@ -286,6 +286,23 @@ def set_key(name: str, value: object, kind: Kind | None = None) -> Mutation:
     return mutate
 
 
+def put_key(name: str, value: object, kind: Kind) -> Mutation:
+    """Set a key that the file may lack."""
+
+    def mutate(raw: RawGGUF) -> None:
+        raw.keys = [key for key in raw.keys if key.name != name] + [RawKey(name, kind, value)]
+
+    return mutate
+
+
+def put_pool(before: int, after: int, kind: Kind) -> Mutation:
+    def mutate(raw: RawGGUF) -> None:
+        put_key("ridgefill.recommended.pool_before", before, kind)(raw)
+        put_key("ridgefill.recommended.pool_after", after, kind)(raw)
+
+    return mutate
+
+
 def drop_key(name: str) -> Mutation:
     def mutate(raw: RawGGUF) -> None:
         raw.keys.remove(raw.key(name))
@@ -342,6 +359,23 @@ METADATA: dict[str, tuple[Mutation, str]] = {
     "negative sink": (set_key("ridgefill.recommended.sink", -1), "ridgefill.recommended.sink"),
     "negative minimum": (set_key("ridgefill.recommended.min_prompt", -1), "ridgefill.recommended.min_prompt"),
     "tail as text": (set_key("ridgefill.recommended.tail", "64", Kind.STRING), "ridgefill.recommended.tail"),
+    "unknown selection": (
+        put_key("ridgefill.recommended.select", "best", Kind.STRING),
+        "expected 'none' or 'attention'",
+    ),
+    "selection as number": (put_key("ridgefill.recommended.select", 1, Kind.UINT32), "ridgefill.recommended.select"),
+    "selection without heads": (
+        put_key("ridgefill.recommended.select", "attention", Kind.STRING),
+        f"expected retrieval heads for split {SPLIT}",
+    ),
+    "no budget": (put_key("ridgefill.recommended.budget", 0.0, Kind.FLOAT32), "expected a share above 0"),
+    "budget over 1": (put_key("ridgefill.recommended.budget", 1.5, Kind.FLOAT32), "ridgefill.recommended.budget"),
+    "budget NaN": (put_key("ridgefill.recommended.budget", float("nan"), Kind.FLOAT32), "ridgefill.recommended.budget"),
+    "budget as rows": (put_key("ridgefill.recommended.budget", 40, Kind.UINT32), "ridgefill.recommended.budget"),
+    "half a pool": (put_key("ridgefill.recommended.pool_after", 40, Kind.UINT32), "expected both or none"),
+    "huge pool": (put_pool(8, 2**31, Kind.UINT32), "ridgefill.recommended.pool_after"),
+    "signed pool": (put_pool(8, 40, Kind.INT32), "ridgefill.recommended.pool_before"),
+    "no queries": (put_key("ridgefill.recommended.queries", 0, Kind.UINT32), "ridgefill.recommended.queries"),
 }
 
 REQUIRED = [

@@ -201,7 +201,7 @@ BAD: list[tuple[Any, str]] = [
     ({"min_prompt": [1]}, "min_prompt must be"),
     ({"split": 2}, "split must be the one in use, 3"),
     ({"spans": {}}, "spans must be an array"),
-    ({"spans": [5]}, "spans[0] must be a [start, end) pair"),
+    ({"spans": [5]}, "spans[0] must be {"),
     ({"spans": [[1, 2, 3]]}, "spans[0] must be"),
     ({"spans": [[1, 2], [3]]}, "spans[1] must be"),
     ({"spans": [[1.0, 2]]}, "the start of spans[0]"),
@@ -211,7 +211,6 @@ BAD: list[tuple[Any, str]] = [
     ({"spans": [[9, 5]]}, "is empty"),
     ({"spans": [[0, len(PROMPT) + 1]]}, "ends after the prompt of 300 tokens"),
     ({"spans": [[0, 2**31]]}, "the end of spans[0]"),
-    ({"spans": [[0, 1]] * 1024}, "spans has 1024 entries, the limit is 1023"),
 ]
 
 

@@ -7,9 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
 from server.conftest import Kit, Pair
+from support.families import FAMILIES
+from support.raw_gguf import RawGGUF, RawKey
 from support.server import SINK, TAIL, Answer, Server, run, same
 from support.tokens import tokens
 
@@ -239,6 +243,80 @@ def test_interrupted_heal(healing: Server, plain: Server) -> None:
         time.sleep(dice.uniform(0, 0.15))
         i, n = dice.choice([(i, 900), (i, 700), (i, 300), (1 - i, 900)])
         assert same(healing.complete(prompts[i][:n], False, id_slot=slot), truth[i, n])
+
+
+#
+# what the maps recommend
+#
+
+
+def recommended(kit: Kit, family: str = "llama", heads: bool = True, **settings: Any) -> Path:
+    """POISON maps that recommend a selection."""
+    raw, split = RawGGUF.read(kit.poison(family)), FAMILIES[family].split
+    places = [(0, 0), (2, 0)] if heads else []
+    for name, values in (
+        ("splits", [split] * len(places)),
+        ("layers", [layer for layer, _ in places]),
+        ("heads", [head for _, head in places]),
+    ):
+        raw.keys.append(RawKey(f"ridgefill.heads.{name}", gguf.GGUFValueType.INT32, values))
+    kinds = {str: gguf.GGUFValueType.STRING, float: gguf.GGUFValueType.FLOAT32, int: gguf.GGUFValueType.UINT32}
+    for name, value in ({"select": "attention"} | settings).items():
+        raw.keys.append(RawKey(f"ridgefill.recommended.{name}", kinds[type(value)], value))
+    path = kit.folder / f"{family}.recommended{len(list(kit.folder.iterdir()))}.gguf"
+    return raw.write(path)
+
+
+def test_maps_recommend_a_selection(kit: Kit) -> None:
+    path = recommended(kit, budget=0.25, pool_before=2, pool_after=3, queries=5)
+    options = ("-np", "1", "-c", "1024")
+    with kit.serve("llama", *options, maps=path) as server:
+        defaults = server.get("/ridgefill").json()["defaults"]
+        found = {key: defaults[key] for key in ("select", "budget", "pool", "queries")}
+        assert found == {"select": "attention", "budget": 0.25, "pool": [2, 3], "queries": 5}
+        assert server.complete(PROMPT, **FRESH).rows["selected"] == round(0.25 * FILLED)
+        assert server.complete(PROMPT, {"select": "none"}, **FRESH).rows["selected"] == 0
+        assert same(server.complete(PROMPT, ALL, **FRESH), server.complete(PROMPT, False, **FRESH))
+    with kit.serve("llama", *options, "--ridgefill-budget", "40", maps=path) as server:
+        assert server.complete(PROMPT, **FRESH).rows["selected"] == 40
+    with kit.serve("llama", *options, "--ridgefill-select", "none", maps=path) as server:
+        assert server.complete(PROMPT, **FRESH).rows["selected"] == 0
+        assert "select needs a server that keeps split states" in server.error(PROMPT, {"select": "attention"})
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "reason"),
+    [
+        ("gemma3", [], "sliding window drops them (hint: --swa-full keeps them)"),
+        ("qwen35", [], "cannot run filled rows again"),
+        ("llama", ["--backend-sampling"], "--backend-sampling samples before rows are selected"),
+    ],
+)
+def test_recommended_selection_that_cannot_be(kit: Kit, family: str, options: list[str], reason: str) -> None:
+    """A warning at the start, and a reason where a request asks for it."""
+    with kit.serve(family, "-np", "1", "-c", "1024", *options, maps=recommended(kit, family)) as server:
+        assert server.log.count("runs without the selection that the maps recommend: ") == 1
+        assert reason in server.log
+        assert server.get("/ridgefill").json()["defaults"]["select"] == "none"
+        answer = server.complete(PROMPT, **FRESH)
+        assert (answer.rows["filled"], answer.rows["selected"]) == (FILLED, 0)
+        error = server.error(PROMPT, {"select": "attention"})
+        assert error.startswith("Field 'ridgefill': select is not possible: ")
+        assert reason in error
+        assert server.complete(PROMPT, {"spans": [[100, 150]]}, **FRESH).rows["filled"] == FILLED - 50
+
+
+def test_windowed_model_selects_what_its_maps_recommend(kit: Kit) -> None:
+    path = recommended(kit, "gemma3")
+    with kit.serve("gemma3", "-np", "1", "-c", "1024", "--swa-full", maps=path) as server:
+        assert server.complete(PROMPT, **FRESH).rows["selected"] == round(0.05 * FILLED)
+
+
+def test_recommended_selection_needs_heads(kit: Kit) -> None:
+    path = recommended(kit, heads=False)
+    result = run("llama-server", "-m", kit.model(), "--ridgefill-maps", path)
+    assert result.returncode == 1
+    assert "ridgefill.recommended.select': expected retrieval heads for split 3" in result.stderr + result.stdout
 
 
 #

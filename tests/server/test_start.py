@@ -110,7 +110,20 @@ def test_awkward_path(kit: Kit, tmp_path: Path) -> None:
 
 def test_help_lists_the_options() -> None:
     text = run("llama-server", "--help").stdout
-    names = ("maps", "split", "tail", "sink", "min-prompt", "select", "budget", "heads", "pool", "queries", "heal")
+    names = (
+        "maps",
+        "split",
+        "tail",
+        "sink",
+        "min-prompt",
+        "select",
+        "budget",
+        "heads",
+        "pool",
+        "queries",
+        "heal",
+        "exact-roles",
+    )
     for option in names:
         assert f"--ridgefill-{option}" in text
         assert f"LLAMA_ARG_RIDGEFILL_{option.replace('-', '_').upper()}" in text

@@ -40,6 +40,15 @@ double common_ridgefill_check_budget(double budget) {
     return budget;
 }
 
+std::string common_ridgefill_check_role(const std::string & role) {
+    for (const char * name : { "system", "developer", "user", "assistant", "tool", "tools" }) {
+        if (role == name) {
+            return role;
+        }
+    }
+    throw std::invalid_argument(string_format("must be system, developer, user, assistant, tool or tools (their definitions), but got '%s'", role.substr(0, 64).c_str()));
+}
+
 static double parse_budget(const std::string & value) {
     size_t n_read = 0;
     const double budget = std::stod(value, &n_read);
@@ -75,14 +84,14 @@ static void add_select_args(const std::function<void(common_arg)> & add_opt) {
 
     add_opt(common_arg(
         {"--ridgefill-select"}, "{none,stride,attention}",
-        "filled rows that run through all layers after all, before the tail: none, evenly spread ones, or those that retrieval heads of the last rows attend to (default: none)",
+        "filled rows that run through all layers after all, before the tail: none, evenly spread ones, or those that retrieval heads of the last rows attend to (default: the maps' choice)",
         [](common_params & params, const std::string & value) {
             params.ridgefill.select = common_ridgefill_parse_select(value);
         }
     ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_SELECT"));
     add_opt(common_arg(
         {"--ridgefill-budget"}, "N",
-        "selected rows: a share of the filled rows up to 1, or a number of rows from 2 on (default: 0.05)",
+        "selected rows: a share of the filled rows up to 1, or a number of rows from 2 on (default: the maps' choice)",
         [](common_params & params, const std::string & value) {
             params.ridgefill.budget = parse_budget(value);
         }
@@ -103,7 +112,7 @@ static void add_select_args(const std::function<void(common_arg)> & add_opt) {
     ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_POOL"));
     add_opt(common_arg(
         {"--ridgefill-queries"}, "N",
-        "number of rows at the end of the prompt whose attention counts (default: 64)",
+        "number of rows at the end of the prompt whose attention counts (default: the maps' choice)",
         [](common_params & params, int value) {
             params.ridgefill.n_query = check_limits(value, 1);
         }
@@ -159,6 +168,17 @@ void common_ridgefill_add_args(const std::function<void(common_arg)> & add_opt) 
     ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_MIN_PROMPT"));
 
     add_select_args(add_opt);
+
+    add_opt(common_arg(
+        {"--ridgefill-exact-roles"}, "ROLE,ROLE,...",
+        "chat messages that run through all layers: system, developer, user, assistant, tool, or tools for their definitions (default: none)",
+        [](common_params & params, const std::string & value) {
+            params.ridgefill.exact_roles.clear();
+            for (const auto & role : string_split<std::string>(value, ',')) {
+                params.ridgefill.exact_roles.push_back(common_ridgefill_check_role(role));
+            }
+        }
+    ).set_examples({ LLAMA_EXAMPLE_SERVER }).set_env("LLAMA_ARG_RIDGEFILL_EXACT_ROLES"));
 }
 
 static void refuse(bool conflict, const char * option, const char * reason) {
@@ -171,21 +191,21 @@ static void refuse(bool conflict, const char * option, const char * reason) {
 void common_ridgefill_check(const common_params & params) {
     const auto & rf = params.ridgefill;
 
-    const bool keep_states = rf.select != LLAMA_RIDGEFILL_SELECT_NONE || rf.heal;
+    const bool keep_states = rf.select > LLAMA_RIDGEFILL_SELECT_NONE || rf.heal;
     const bool is_select   = rf.budget >= 0.0 || rf.n_before != -1 || rf.n_query != -1 || !rf.heads.empty();
 
     if (rf.maps.empty()) {
-        if (rf.split != -1 || rf.tail != -1 || rf.sink != -1 || rf.min_prompt != -1 || keep_states || is_select) {
+        if (rf.split != -1 || rf.tail != -1 || rf.sink != -1 || rf.min_prompt != -1 || keep_states || is_select || !rf.exact_roles.empty()) {
             throw std::invalid_argument("the options --ridgefill-* have no effect without --ridgefill-maps FNAME");
         }
         return;
     }
 
-    if (is_select && !keep_states) {
+    if (is_select && rf.select == LLAMA_RIDGEFILL_SELECT_NONE && !keep_states) {
         throw std::invalid_argument(
             "--ridgefill-budget, -heads, -pool and -queries have no effect without --ridgefill-select or --ridgefill-heal");
     }
-    if (rf.select != LLAMA_RIDGEFILL_SELECT_NONE && params.sampling.backend_sampling) {
+    if (rf.select > LLAMA_RIDGEFILL_SELECT_NONE && params.sampling.backend_sampling) {
         throw std::invalid_argument(
             "--ridgefill-select cannot be used with --backend-sampling: the logits of the tail come after the selected rows");
     }
@@ -222,6 +242,8 @@ static void postprocess(common_params & params, int example) {
         "it needs the logits of every row, and filled rows have none");
 
     if (example == LLAMA_EXAMPLE_COMPLETION) {
+        params.ridgefill.select = LLAMA_RIDGEFILL_SELECT_NONE; // it has no selection, whatever the maps recommend
+
         refuse(!params.path_prompt_cache.empty(), "--prompt-cache",
             "a cached prompt must not hold filled cells for a run without maps");
         refuse(params.ctx_shift, "--context-shift",

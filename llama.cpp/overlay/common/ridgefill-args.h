@@ -31,6 +31,8 @@ struct common_ridgefill_info {
     bool keep_states = false;
     bool heal        = false;
 
+    std::string no_states; // why the recommended selection is not possible
+
     llama_ridgefill_select select  = LLAMA_RIDGEFILL_SELECT_NONE;
     double                 budget  = 0.0;
 
@@ -52,16 +54,18 @@ struct common_params_ridgefill {
     int32_t sink       = -1;
     int32_t min_prompt = -1;
 
-    // server only; -1 or empty = the default
-    llama_ridgefill_select select  = LLAMA_RIDGEFILL_SELECT_NONE;
-    double                 budget  = -1.0; // at most 1: a share of the filled rows, else rows
-    bool                   heal    = false;
+    // server only; -1 or empty = what the maps file recommends
+    int32_t select = -1;   // llama_ridgefill_select
+    double  budget = -1.0; // at most 1: a share of the filled rows, else rows
+    bool    heal   = false;
 
     int32_t n_before = -1;
     int32_t n_after  = -1;
     int32_t n_query  = -1;
 
     std::vector<llama_ridgefill_head> heads;
+
+    std::vector<std::string> exact_roles; // of chat messages whose rows run exact
 
     common_ridgefill_info info;
 };
@@ -72,6 +76,10 @@ llama_ridgefill_select common_ridgefill_parse_select(const std::string & name); 
 
 // throws std::invalid_argument
 double common_ridgefill_check_budget(double budget);
+
+// system, developer, user, assistant, tool, and tools: their definitions
+// throws std::invalid_argument
+std::string common_ridgefill_check_role(const std::string & role);
 
 // --ridgefill-*
 void common_ridgefill_add_args(const std::function<void(common_arg)> & add_opt);

@@ -28,6 +28,11 @@ static std::string meta_str(F get) {
     return res;
 }
 
+// 0.05f -> 0.05
+static double share_of(float value) {
+    return std::stod(string_format("%g", value));
+}
+
 static common_ridgefill_info get_info(const common_params_ridgefill & params, const llama_ridgefill * maps) {
     const auto defaults = llama_ridgefill_default_plan_params(maps);
 
@@ -40,14 +45,14 @@ static common_ridgefill_info get_info(const common_params_ridgefill & params, co
     info.sink       = params.sink       >= 0 ? params.sink       : defaults.sink;
     info.min_prompt = params.min_prompt >= 0 ? params.min_prompt : defaults.min_prompt;
 
-    info.heal        = params.heal;
-    info.keep_states = params.heal || params.select != LLAMA_RIDGEFILL_SELECT_NONE;
-
     const auto select = llama_ridgefill_default_select_params(maps, params.split);
 
-    info.select  = params.select;
-    info.budget  = params.budget  >= 0 ? params.budget  : 0.05;
+    info.select  = params.select >= 0 ? (llama_ridgefill_select) params.select : select.type;
+    info.budget  = params.budget >= 0 ? params.budget : share_of(llama_ridgefill_default_budget(maps));
     info.heads   = params.heads;
+
+    info.heal        = params.heal;
+    info.keep_states = params.heal || info.select != LLAMA_RIDGEFILL_SELECT_NONE;
 
     info.n_before = params.n_before >= 0 ? params.n_before : select.n_before;
     info.n_after  = params.n_after  >= 0 ? params.n_after  : select.n_after;
@@ -128,25 +133,57 @@ llama_ridgefill_select_params common_ridgefill_select_params(const common_ridgef
     };
 }
 
+// empty if rows can be selected and healed
+static std::string why_no_states(const common_params & params, const llama_model * model) {
+    if (llama_model_n_swa(model) > 0 && !params.swa_full) {
+        return "selected and healed rows must still be in the cache, and this model's sliding window drops them (hint: --swa-full keeps them)";
+    }
+    if (params.ridgefill.select < 0 && !params.ridgefill.heal && params.sampling.backend_sampling) {
+        return "--backend-sampling samples before rows are selected";
+    }
+    return "";
+}
+
 // throws std::runtime_error
 void common_ridgefill::set(const common_params & params, common_ridgefill_info & info, const llama_model * model) {
-    if (info.keep_states && llama_model_n_swa(model) > 0 && !params.swa_full) {
-        throw std::runtime_error("--ridgefill-select and --ridgefill-heal need filled rows that are still in the cache, and this model's sliding window drops them (hint: --swa-full keeps them)");
-    }
+    const auto & rf = params.ridgefill;
+
     if (info.select == LLAMA_RIDGEFILL_SELECT_ATTENTION && info.heads.empty()) {
         throw std::runtime_error("--ridgefill-select attention needs retrieval heads, and the maps name none (hint: --ridgefill-heads L.H,L.H,...)");
     }
+    if (!info.keep_states && (rf.budget >= 0.0 || rf.n_before >= 0 || rf.n_query >= 0 || !rf.heads.empty())) {
+        throw std::runtime_error("--ridgefill-budget, -heads, -pool and -queries have no effect without --ridgefill-select or --ridgefill-heal: the maps recommend no selection");
+    }
 
     auto cparams = llama_ridgefill_default_context_params();
-    cparams.split       = params.ridgefill.split;
+    cparams.split       = rf.split;
     cparams.keep_states = info.keep_states;
 
-    if (llama_set_ridgefill(ctx, maps, cparams) != 0) {
-        throw std::runtime_error(llama_ridgefill_last_error());
+    std::string reason = info.keep_states ? why_no_states(params, model) : "";
+    bool        is_set = reason.empty() && llama_set_ridgefill(ctx, maps, cparams) == 0;
+    if (reason.empty() && !is_set) {
+        reason = llama_ridgefill_last_error();
+    }
+
+    const bool is_asked = rf.select > LLAMA_RIDGEFILL_SELECT_NONE || rf.heal;
+    if (!is_set && info.keep_states && !is_asked) {
+        cparams.keep_states = false;
+        if (llama_set_ridgefill(ctx, maps, cparams) != 0) {
+            throw std::runtime_error(llama_ridgefill_last_error());
+        }
+        is_set = true;
+
+        info.select      = LLAMA_RIDGEFILL_SELECT_NONE;
+        info.keep_states = false;
+        info.no_states   = reason;
+        LOG_WRN("ridgefill: runs without the selection that the maps recommend: %s\n", reason.c_str());
+    }
+    if (!is_set) {
+        throw std::runtime_error(reason);
     }
     info.split = llama_ridgefill_ctx_split(ctx);
 
-    if (!info.heads.empty()) {
+    if (info.keep_states && !info.heads.empty()) {
         // are they heads of this model?
         const auto select = common_ridgefill_select_params(info, LLAMA_RIDGEFILL_SELECT_ATTENTION, 1);
         if (llama_ridgefill_seq_select(ctx, 0, 1, 1, select) != 0) {

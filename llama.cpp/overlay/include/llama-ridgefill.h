@@ -180,8 +180,12 @@ struct llama_ridgefill_select_params {
     size_t                            n_heads;
 };
 
-// type NONE, and the heads that the maps file has for a split, -1 = the recommended one; they live as long as the maps
+// the maps file's recommended settings for a split, -1 = the recommended one, built-in ones where the file has none
+// type NONE if the file has no heads for the split; budget 0; the heads live as long as the maps
 LLAMA_API struct llama_ridgefill_select_params llama_ridgefill_default_select_params(const struct llama_ridgefill * maps, int32_t split);
+
+// the recommended budget, as a share of the filled rows
+LLAMA_API float llama_ridgefill_default_budget(const struct llama_ridgefill * maps);
 
 // select among the rows that llama_ridgefill_seq_mark marked, for a prompt of n_prompt rows whose last `tail` ones run
 // exact: once llama_decode has seen the last row of the prompt, it runs the selected rows and then the tail through the

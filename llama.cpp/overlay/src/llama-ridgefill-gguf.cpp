@@ -93,6 +93,17 @@ int32_t llama_ridgefill_gguf::get_i32(const char * key, int32_t value_default, i
     return val;
 }
 
+int32_t llama_ridgefill_gguf::get_u32(const char * key, uint32_t value_default, uint32_t min, uint32_t max) const {
+    if (!has(key)) {
+        return value_default;
+    }
+    const uint32_t val = gguf_get_val_u32(ctx_gguf.get(), find(key, GGUF_TYPE_UINT32));
+    if (val < min || val > max) {
+        throw std::runtime_error(format("key '%s': expected a value in [%u, %u], found %u", key, min, max, val));
+    }
+    return val;
+}
+
 static void check_arr_type(const gguf_context * ctx, int64_t id, const char * key, gguf_type type) {
     const gguf_type found = gguf_get_arr_type(ctx, id);
     if (found != type) {

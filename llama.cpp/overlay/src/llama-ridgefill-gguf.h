@@ -15,7 +15,10 @@ public:
 
     std::string get_str(const char * key) const;
     float       get_f32(const char * key, float min, float max) const;
-    int32_t     get_i32(const char * key, int32_t value_default, int32_t min, int32_t max) const; // optional key
+
+    // optional keys
+    int32_t get_i32(const char * key, int32_t  value_default, int32_t  min, int32_t  max) const;
+    int32_t get_u32(const char * key, uint32_t value_default, uint32_t min, uint32_t max) const; // max <= INT32_MAX
 
     bool has(const char * key) const;
 

@@ -176,33 +176,6 @@ static void read_splits(const llama_ridgefill_gguf & gguf, llama_ridgefill & map
     }
 }
 
-static void read_heads(const llama_ridgefill_gguf & gguf, llama_ridgefill & maps) {
-    if (!gguf.has("ridgefill.heads.splits")) {
-        return;
-    }
-
-    const auto splits = gguf.get_arr_i32("ridgefill.heads.splits");
-    const auto layers = gguf.get_arr_i32("ridgefill.heads.layers");
-    const auto heads  = gguf.get_arr_i32("ridgefill.heads.heads");
-    if (layers.size() != splits.size() || heads.size() != splits.size()) {
-        throw std::runtime_error(format("ridgefill.heads.layers, ridgefill.heads.heads: expected %zu entries as in ridgefill.heads.splits, found %zu and %zu",
-                    splits.size(), layers.size(), heads.size()));
-    }
-
-    for (size_t i = 0; i < splits.size(); ++i) {
-        const auto it = maps.splits.find(splits[i]);
-        if (it == maps.splits.end() || layers[i] < 0 || layers[i] >= splits[i] || heads[i] < 0 ||
-                heads[i] >= (int32_t) maps.model.hparams.n_head(layers[i])) {
-            throw std::runtime_error(format("ridgefill.heads: expected heads that exist in layers below a split of the file, found %d.%d for split %d",
-                        layers[i], heads[i], splits[i]));
-        }
-        it->second.heads.push_back({ layers[i], heads[i] });
-        if (it->second.heads.size() > LLAMA_RIDGEFILL_MAX_HEADS) {
-            throw std::runtime_error(format("ridgefill.heads: expected at most %d heads for a split, found more for split %d", LLAMA_RIDGEFILL_MAX_HEADS, splits[i]));
-        }
-    }
-}
-
 // "ridgefill.<split>.blk.<l>.<site>.<part>" -> the place where the tensor belongs
 static ggml_tensor ** find_place(llama_ridgefill & maps, const std::string & name, int32_t & il) {
     int32_t split = -1;
@@ -327,7 +300,7 @@ void llama_ridgefill::load(const char * path, const llama_ridgefill_params & par
 
     check_base(gguf, model, params);
     read_splits(gguf, *this);
-    read_heads(gguf, *this);
+    load_heads(gguf);
     gguf_kv = gguf.dump();
 
     // where each tensor goes

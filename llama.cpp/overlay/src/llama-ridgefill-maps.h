@@ -11,6 +11,7 @@
 #include <vector>
 
 struct llama_model;
+class  llama_ridgefill_gguf;
 
 // one map: predicts the value of a site from the split state
 struct llama_ridgefill_map {
@@ -53,6 +54,12 @@ struct llama_ridgefill {
     int32_t recommended_tail       = 256;
     int32_t recommended_min_prompt = 1024;
 
+    llama_ridgefill_select recommended_select  = LLAMA_RIDGEFILL_SELECT_NONE;
+    float                  recommended_budget  = 0.05f; // share of the filled rows
+    int32_t                recommended_before  = 8;
+    int32_t                recommended_after   = 40;
+    int32_t                recommended_queries = 64;
+
     uint64_t hash = 0; // over the content of the file
 
     std::vector<std::pair<std::string, std::string>> gguf_kv;
@@ -67,6 +74,9 @@ struct llama_ridgefill {
 
     // throws std::runtime_error with a one-line message
     void load(const char * path, const llama_ridgefill_params & params);
+
+private:
+    void load_heads(const llama_ridgefill_gguf & gguf);
 };
 
 // 64-bit FNV-1a

@@ -255,21 +255,6 @@ int32_t llama_ridgefill_seq_n_filled(const llama_context * ctx, llama_seq_id seq
     return res;
 }
 
-llama_ridgefill_select_params llama_ridgefill_default_select_params(const llama_ridgefill * maps, int32_t split) {
-    const auto it = maps->splits.find(split < 0 ? maps->recommended_split : split);
-
-    const bool has_heads = it != maps->splits.end() && !it->second.heads.empty();
-    return {
-        /*.type     =*/ LLAMA_RIDGEFILL_SELECT_NONE,
-        /*.budget   =*/ 0,
-        /*.n_before =*/ 8,
-        /*.n_after  =*/ 40,
-        /*.n_query  =*/ 64,
-        /*.heads    =*/ has_heads ? it->second.heads.data() : nullptr,
-        /*.n_heads  =*/ has_heads ? it->second.heads.size() : 0,
-    };
-}
-
 int32_t llama_ridgefill_seq_select(
         llama_context * ctx, llama_seq_id seq_id, int32_t n_prompt, int32_t tail, llama_ridgefill_select_params params) {
     return llama_ridgefill_guarded<int32_t>(-1, [&]() {

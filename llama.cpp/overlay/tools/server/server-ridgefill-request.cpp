@@ -15,37 +15,12 @@ static int32_t get_int(const json & data, const std::string & name, int32_t min)
     return data.get<int32_t>();
 }
 
-static std::vector<llama_ridgefill_range> get_spans(const json & data) {
-    // every exact span can end one filled range and start another
-    const size_t n_max = LLAMA_RIDGEFILL_MAX_RANGES - 1;
-
-    if (!data.is_array()) {
-        throw std::invalid_argument("spans must be an array of [start, end) pairs of token positions");
-    }
-    if (data.size() > n_max) {
-        throw std::invalid_argument(string_format("spans has %zu entries, the limit is %zu", data.size(), n_max));
-    }
-
-    std::vector<llama_ridgefill_range> spans;
-    for (size_t i = 0; i < data.size(); i++) {
-        const auto & pair = data.at(i);
-        if (!pair.is_array() || pair.size() != 2) {
-            throw std::invalid_argument(string_format("spans[%zu] must be a [start, end) pair of token positions", i));
-        }
-        const int32_t p0 = get_int(pair.at(0), string_format("the start of spans[%zu]", i), 0);
-        const int32_t p1 = get_int(pair.at(1), string_format("the end of spans[%zu]",   i), 0);
-        if (p0 >= p1) {
-            throw std::invalid_argument(string_format("spans[%zu] = [%d, %d) is empty", i, p0, p1));
-        }
-        spans.push_back({ p0, p1 });
-    }
-
-    return spans;
-}
-
 static llama_ridgefill_select get_select(const common_ridgefill_info & info, const json & data) {
     if (!data.is_string()) {
-        throw std::invalid_argument("select must be none, stride or attention");
+        throw std::invalid_argument("select must be none, spans, stride or attention");
+    }
+    if (data.get<std::string>() == "spans") {
+        return LLAMA_RIDGEFILL_SELECT_NONE; // they run exact, no further rows are selected
     }
 
     llama_ridgefill_select select;
@@ -56,7 +31,9 @@ static llama_ridgefill_select get_select(const common_ridgefill_info & info, con
     }
 
     if (select != LLAMA_RIDGEFILL_SELECT_NONE && !info.keep_states) {
-        throw std::invalid_argument("select needs a server that keeps split states, start it with --ridgefill-select or --ridgefill-heal");
+        throw std::invalid_argument(info.no_states.empty()
+            ? "select needs a server that keeps split states, start it with --ridgefill-select or --ridgefill-heal"
+            : string_format("select is not possible: %s", info.no_states.c_str()));
     }
     if (select == LLAMA_RIDGEFILL_SELECT_ATTENTION && info.heads.empty()) {
         throw std::invalid_argument("select attention needs retrieval heads, start the server with --ridgefill-heads L.H,L.H,...");
@@ -75,7 +52,9 @@ static double get_budget(const json & data) {
     }
 }
 
-static server_ridgefill_request parse_request(const common_ridgefill_info & info, const json & data) {
+static server_ridgefill_request parse_request(const common_params_ridgefill & params, const json & data) {
+    const auto & info = params.info;
+
     server_ridgefill_request res;
 
     if (!data.is_boolean() && !data.is_object()) {
@@ -103,7 +82,8 @@ static server_ridgefill_request parse_request(const common_ridgefill_info & info
         } else if (key == "min_prompt") {
             res.min_prompt = get_int(val, key, 0);
         } else if (key == "spans") {
-            res.spans = get_spans(val);
+            res.spans     = server_ridgefill_parse_spans(val);
+            res.has_spans = true;
         } else if (key == "select") {
             res.select = get_select(info, val);
         } else if (key == "budget") {
@@ -117,6 +97,9 @@ static server_ridgefill_request parse_request(const common_ridgefill_info & info
         }
     }
 
+    if (json_value(data, "select", json()) == "spans" && (res.has_spans ? res.spans.empty() : params.exact_roles.empty())) {
+        throw std::invalid_argument("select spans has no effect without spans");
+    }
     if (res.budget >= 0.0 && server_ridgefill_select(info, res) == LLAMA_RIDGEFILL_SELECT_NONE) {
         throw std::invalid_argument("budget has no effect without select");
     }
@@ -130,13 +113,41 @@ llama_ridgefill_select server_ridgefill_select(const common_ridgefill_info & inf
 
 server_schema::field * server_ridgefill_field(const common_params & params) {
     return (new server_schema::field_json("ridgefill"))
-        ->set_desc("Fill the prompt with the loaded RidgeFill maps: true, false or an object with tail, sink, min_prompt, split, spans (exact token positions), select and budget. Default: true if maps are loaded")
+        ->set_desc("Fill the prompt with the loaded RidgeFill maps: true, false or an object with tail, sink, min_prompt, split, spans (rows that run exact), select and budget. Default: true if maps are loaded")
         ->set_handler([&params](server_schema::field_eval_context & ctx, const json & data) {
-            ctx.params.ridgefill = parse_request(params.ridgefill.info, data.at("ridgefill"));
+            ctx.params.ridgefill = parse_request(params.ridgefill, data.at("ridgefill"));
         });
 }
 
-void server_ridgefill_check(const common_params_ridgefill & params, const server_task & task) {
+static std::vector<llama_ridgefill_range> find_rows(
+        const common_params_ridgefill & params,
+        const llama_vocab             * vocab,
+        const json                    & data,
+        size_t                          i_prompt,
+        const server_task             & task) {
+    const auto & req  = task.params.ridgefill;
+    const auto   type = task.params.res_type;
+
+    const bool converted = type == TASK_RESPONSE_TYPE_OAI_RESP || type == TASK_RESPONSE_TYPE_ANTHROPIC;
+    const bool chat      = type == TASK_RESPONSE_TYPE_OAI_CHAT || type == TASK_RESPONSE_TYPE_OAI_ASR || converted;
+
+    for (const auto & span : req.spans) {
+        if (converted && span.type == server_ridgefill_span::MESSAGE) {
+            throw std::invalid_argument(span.name + ": this route has no message indices, its input is converted to other messages (hint: use role, chars or tokens)");
+        }
+    }
+    if (!req.has_spans && !chat) {
+        return {};
+    }
+    return server_ridgefill_rows(req.has_spans ? req.spans : server_ridgefill_default_spans(params), vocab, task.tokens, data, i_prompt, chat);
+}
+
+void server_ridgefill_check(
+        const common_params_ridgefill & params,
+        const llama_vocab             * vocab,
+        const json                    & data,
+        size_t                          i_prompt,
+        server_task                   & task) {
     if (!params.info.loaded) {
         return;
     }
@@ -145,15 +156,23 @@ void server_ridgefill_check(const common_params_ridgefill & params, const server
         throw std::invalid_argument("Field 'n_cache_reuse': not possible while RidgeFill maps are loaded, a moved chunk no longer shows which filled rows it was computed from");
     }
 
-    const auto & req = task.params.ridgefill;
+    auto & req = task.params.ridgefill;
 
     if (req.fill && task.params.sampling.backend_sampling && server_ridgefill_select(params.info, req) != LLAMA_RIDGEFILL_SELECT_NONE) {
         throw std::invalid_argument("Field 'backend_sampling': not possible with selected rows, the logits of the tail come after them; set select of 'ridgefill' to none");
     }
 
-    for (const auto & span : req.spans) {
-        if (span.p1 > task.n_tokens()) {
-            throw std::invalid_argument(string_format("Field 'ridgefill': span [%d, %d) ends after the prompt of %d tokens", span.p0, span.p1, task.n_tokens()));
+    if (!req.fill || server_ridgefill_has_media(task.tokens)) {
+        return; // all rows run exact
+    }
+
+    try {
+        req.exact = find_rows(params, vocab, data, i_prompt, task);
+    } catch (const std::invalid_argument & e) {
+        if (req.has_spans) {
+            throw std::invalid_argument(string_format("Field 'ridgefill': %s", e.what()));
         }
+        req.fill   = false;
+        req.reason = e.what();
     }
 }

@@ -14,7 +14,7 @@
 // slot
 //
 
-static bool has_media(const server_tokens & tokens) {
+bool server_ridgefill_has_media(const server_tokens & tokens) {
     return tokens.has_mtmd && !tokens.empty() && (tokens[0] == LLAMA_TOKEN_NULL || tokens.find_next_media_chunk(0).first);
 }
 
@@ -23,10 +23,10 @@ static std::vector<llama_ridgefill_range> make_plan(const common_ridgefill_info 
     const auto & req = task.params.ridgefill;
 
     if (!req.fill) {
-        reason = "the request turned it off";
+        reason = req.reason.empty() ? "the request turned it off" : req.reason;
         return {};
     }
-    if (has_media(task.tokens)) {
+    if (server_ridgefill_has_media(task.tokens)) {
         reason = "the prompt has media";
         return {};
     }
@@ -35,8 +35,8 @@ static std::vector<llama_ridgefill_range> make_plan(const common_ridgefill_info 
     params.tail       = tail;
     params.sink       = req.sink       >= 0 ? req.sink       : info.sink;
     params.min_prompt = req.min_prompt >= 0 ? req.min_prompt : info.min_prompt;
-    params.exact      = req.spans.data();
-    params.n_exact    = req.spans.size();
+    params.exact      = req.exact.data();
+    params.n_exact    = req.exact.size();
 
     auto ranges = common_ridgefill_plan(params, task.n_tokens());
     if (ranges.empty()) {
@@ -275,7 +275,7 @@ std::string server_ridgefill_metrics::to_prometheus() const {
     return res.str();
 }
 
-static json info_to_json(const common_ridgefill_info & info) {
+static json info_to_json(const common_ridgefill_info & info, const std::vector<std::string> & exact_roles) {
     std::vector<std::string> heads;
     for (const auto & head : info.heads) {
         heads.push_back(string_format("%d.%d", head.layer, head.head));
@@ -291,6 +291,9 @@ static json info_to_json(const common_ridgefill_info & info) {
             {"min_prompt", info.min_prompt},
             {"select",     common_ridgefill_select_name(info.select)},
             {"budget",     info.budget},
+            {"pool",       std::vector<int32_t>{ info.n_before, info.n_after }},
+            {"queries",    info.n_query},
+            {"exact_roles", exact_roles},
         }},
         {"heads", heads},
         {"heal",  info.heal},
@@ -299,7 +302,7 @@ static json info_to_json(const common_ridgefill_info & info) {
 
 void server_ridgefill_props(const common_params_ridgefill & params, json & props) {
     if (params.info.loaded) {
-        props["ridgefill"] = info_to_json(params.info);
+        props["ridgefill"] = info_to_json(params.info, params.exact_roles);
     }
 }
 
@@ -320,7 +323,7 @@ static server_http_res_ptr get_maps(const common_params_ridgefill & params) {
         }
     }
 
-    json data = info_to_json(params.info);
+    json data = info_to_json(params.info, params.exact_roles);
     data["file"] = params.info.file;
     data["size"] = params.info.size;
     data["meta"] = meta;

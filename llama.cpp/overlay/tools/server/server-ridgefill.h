@@ -3,7 +3,7 @@
 // RidgeFill in the server: what a request asks for, what its slot did, what the endpoints tell about it
 
 #include "ridgefill.h"
-#include "json.h"
+#include "server-ridgefill-spans.h"
 
 #include <cstdint>
 #include <functional>
@@ -29,7 +29,11 @@ struct server_ridgefill_request {
     int32_t select     = -1;   // llama_ridgefill_select
     double  budget     = -1.0; // as the option
 
-    std::vector<llama_ridgefill_range> spans; // rows that must run exact
+    bool has_spans = false;
+
+    std::vector<server_ridgefill_span> spans;
+    std::vector<llama_ridgefill_range> exact;  // their rows, or those of the server's roles
+    std::string                        reason; // why the whole prompt runs exact
 };
 
 // how a request selects rows
@@ -103,8 +107,18 @@ int32_t server_ridgefill_begin(
         server_ridgefill_slot         & slot,
         int32_t                         n_past);
 
+// call when a task is complete: finds the rows of its spans
+// data: the parameters of the request, prompt i of which is the task's
 // throws std::invalid_argument if the request asks for what the maps cannot do with its prompt
-void server_ridgefill_check(const common_params_ridgefill & params, const server_task & task);
+void server_ridgefill_check(
+        const common_params_ridgefill & params,
+        const llama_vocab             * vocab,
+        const common_json             & data,
+        size_t                          i_prompt,
+        server_task                   & task);
+
+// such a prompt runs exact
+bool server_ridgefill_has_media(const server_tokens & tokens);
 
 // the request field
 server_schema::field * server_ridgefill_field(const common_params & params);
