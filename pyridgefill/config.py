@@ -39,7 +39,8 @@ class RidgeFillConfig:
     skip_fingerprint
         Accept maps of another model of the same shape.
     select
-        Filled rows that run through all layers after all, before the tail does: `attention` takes those that the
+        None: what the maps file recommends, and no selection with a warning where the model's memory does not allow
+        it. Filled rows that run through all layers after all, before the tail does: `attention` takes those that the
         retrieval heads of the prompt's last rows attend to, `stride` blocks at equal distances (a control).
     budget
         How many rows are selected: a share of the filled rows up to 1, a number of rows from 2 on.
@@ -60,7 +61,7 @@ class RidgeFillConfig:
     min_prompt: int | None = None
     spans: tuple[Span, ...] = ()
     skip_fingerprint: bool = False
-    select: Literal["none", "stride", "attention"] = "none"
+    select: Literal["none", "stride", "attention"] | None = None
     budget: float = 0.05
     heads: tuple[tuple[int, int], ...] = ()
     pool: tuple[int, int] = (8, 40)
@@ -68,7 +69,7 @@ class RidgeFillConfig:
     keep_states: bool = False
 
     def __post_init__(self) -> None:
-        if self.select not in ("none", "stride", "attention"):
+        if self.select not in (None, "none", "stride", "attention"):
             raise ValueError(f"RidgeFillConfig.select: expected none, stride or attention, found {self.select!r}")
         leasts = (("split", 0), ("sink", 0), ("tail", 1), ("min_prompt", 0), ("budget", 0), ("queries", 1))
         for name, least in leasts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,11 +51,24 @@ class Fill:
             context_params = _native.llama_ridgefill_default_context_params()
             if config.split is not None:
                 context_params.split = config.split
-            context_params.keep_states = config.keep_states or config.select != "none"
+            self.select = self._find_select(context_params.split)
+            context_params.keep_states = config.keep_states or self.select != "none"
             _native.check(_native.llama_set_ridgefill(context, self._maps, context_params) == 0, "RidgeFill")
         except BaseException:
             self.close()
             raise
+
+    def _find_select(self, split: int) -> str:
+        """How rows are selected; what the maps recommend is left out where the context cannot do it."""
+        if self.config.select is not None:
+            return self.config.select
+        recommended = _native.llama_ridgefill_default_select_params(self._maps or 0, split).type
+        select = next(name for name, value in _SELECT.items() if value == recommended)
+        if select != "none" and not _native.llama_ridgefill_can_keep_states(self._context):
+            reason = _native.llama_ridgefill_last_error().decode("utf-8", errors="replace")
+            warnings.warn(f"RidgeFill selects no rows, though the maps recommend it: {reason}", stacklevel=4)
+            return "none"
+        return select
 
     @property
     def split(self) -> int:
@@ -98,10 +112,10 @@ class Fill:
         """
         mark(self._context, sequence, ranges)
         config, tail = self.config, self._plan_params().tail
-        selects = config.select != "none" and bool(ranges)
+        selects = self.select != "none" and bool(ranges)
         n_filled = sum(end - start for start, end in ranges)
         params = _native.llama_ridgefill_select_params(
-            _SELECT[config.select] if selects else _SELECT["none"],
+            _SELECT[self.select] if selects else _SELECT["none"],
             round(config.budget * n_filled) if config.budget <= 1 else round(config.budget),
             *config.pool,
             config.queries,
