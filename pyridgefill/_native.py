@@ -319,9 +319,10 @@ class llama_ridgefill_head(ctypes.Structure):  # noqa: N801
 # struct llama_ridgefill_select_params {
 #     enum llama_ridgefill_select type;
 #
-#     int32_t budget;  // rows
-#     int32_t n_pool;  // a row's score is the best one among its n_pool neighbours, odd
-#     int32_t n_query; // last rows of the prompt whose queries score
+#     int32_t budget;   // rows
+#     int32_t n_before; // a row's score counts for so many rows before it too,
+#     int32_t n_after;  // and after it: what a question asks for often follows the words that they share
+#     int32_t n_query;  // last rows of the prompt whose queries score
 #
 #     const struct llama_ridgefill_head * heads; // NULL: those of the maps file
 #     size_t                            n_heads;
@@ -330,7 +331,8 @@ class llama_ridgefill_select_params(ctypes.Structure):  # noqa: N801
     _fields_ = (
         ("type", ctypes.c_int),
         ("budget", ctypes.c_int32),
-        ("n_pool", ctypes.c_int32),
+        ("n_before", ctypes.c_int32),
+        ("n_after", ctypes.c_int32),
         ("n_query", ctypes.c_int32),
         ("heads", ctypes.POINTER(llama_ridgefill_head)),
         ("n_heads", ctypes.c_size_t),

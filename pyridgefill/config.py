@@ -42,8 +42,10 @@ class RidgeFillConfig:
         How many rows are selected: a share of the filled rows up to 1, a number of rows from 2 on.
     heads
         Retrieval heads as `(layer, head)`, in layers below the split; none: those of the maps file.
-    pool, queries
-        A row's score is the best among `pool` neighbours; the last `queries` rows of the prompt ask.
+    pool
+        Rows before and after a row that its score counts for, too.
+    queries
+        The last `queries` rows of the prompt ask.
     keep_states
         Keep the split state of every row, which `Llama.heal` needs; selection keeps them anyway.
     """
@@ -58,18 +60,20 @@ class RidgeFillConfig:
     select: Literal["none", "stride", "attention"] = "none"
     budget: float = 0.05
     heads: tuple[tuple[int, int], ...] = ()
-    pool: int = 7
+    pool: tuple[int, int] = (8, 40)
     queries: int = 64
     keep_states: bool = False
 
     def __post_init__(self) -> None:
         if self.select not in ("none", "stride", "attention"):
             raise ValueError(f"RidgeFillConfig.select: expected none, stride or attention, found {self.select!r}")
-        leasts = (("split", 0), ("sink", 0), ("tail", 1), ("min_prompt", 0), ("budget", 0), ("pool", 1), ("queries", 1))
+        leasts = (("split", 0), ("sink", 0), ("tail", 1), ("min_prompt", 0), ("budget", 0), ("queries", 1))
         for name, least in leasts:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"RidgeFillConfig.{name}: expected at least {least}, found {value}")
+        if len(self.pool) != 2 or min(self.pool) < 0:
+            raise ValueError(f"RidgeFillConfig.pool: expected rows before and after a row, found {self.pool}")
         for span in self.exact:
             if len(span) != 2 or not 0 <= span[0] <= span[1]:
                 raise ValueError(f"RidgeFillConfig.exact: expected (start, end) with 0 <= start <= end, found {span}")

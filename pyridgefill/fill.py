@@ -93,7 +93,7 @@ class Fill:
         params = _native.llama_ridgefill_select_params(
             _SELECT[config.select] if selects else _SELECT["none"],
             round(config.budget * n_filled) if config.budget <= 1 else round(config.budget),
-            config.pool,
+            *config.pool,
             config.queries,
             (_native.llama_ridgefill_head * max(1, len(config.heads)))(
                 *[_native.llama_ridgefill_head(*head) for head in config.heads]

@@ -12,7 +12,7 @@ BUDGETS = (0.02, 0.05, 0.10)
 
 
 def recall_at(
-    scores: npt.NDArray[np.float32], rows: Sequence[int], candidates: Sequence[int], share: float, pool: int
+    scores: npt.NDArray[np.float32], rows: Sequence[int], candidates: Sequence[int], share: float, pool: tuple[int, int]
 ) -> npt.NDArray[np.float64]:
     """Share of the wanted rows among each head's best candidates.
 
@@ -27,14 +27,17 @@ def recall_at(
     share
         Budget as a share of the candidates.
     pool
-        Width of the maximum over neighbours.
+        Rows before and after a row that its score counts for, too.
 
     Returns
     -------
     ndarray
         `[n_heads]`, from 0 to 1.
     """
-    pooled = maximum_filter1d(scores, pool, axis=1, mode="nearest")[:, list(candidates)]
+    before, after = pool
+    # the window of a row reaches from `after` rows before it to `before` rows behind it
+    pooled = maximum_filter1d(scores, before + 1 + after, axis=1, mode="constant", origin=(after - before) // 2)
+    pooled = pooled[:, list(candidates)]
     count = max(1, round(share * len(candidates)))
     best = np.argpartition(-pooled, count - 1, axis=1)[:, :count]
     wanted = np.isin(np.asarray(candidates), list(rows))

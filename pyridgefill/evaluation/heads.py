@@ -90,7 +90,7 @@ def find_heads(
     return [RetrievalHead(split, *everyone[index], recall=float(held_out[index])) for index in chosen]
 
 
-def _recall(session: Session, needle: Needle, pool: int) -> npt.NDArray[np.float64]:
+def _recall(session: Session, needle: Needle, pool: tuple[int, int]) -> npt.NDArray[np.float64]:
     session.prefill(needle.tokens)
     scores = session.head_scores(len(needle.tokens))
     candidates = [row for start, end in session.ranges for row in range(start, end)]

@@ -251,7 +251,7 @@ def test_heal_needs_split_states(llm: Llama) -> None:
     [
         ({"select": "best"}, "expected none, stride or attention"),
         ({"budget": -1}, "budget"),
-        ({"pool": 0}, "pool"),
+        ({"pool": (8, -1)}, "pool"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:

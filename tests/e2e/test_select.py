@@ -95,18 +95,20 @@ def test_all_heads_of_a_layer_score_like_each_alone(workshop: Any, kind: str, fl
         assert (ctx.scores(N) == together).all()
 
 
-@pytest.mark.parametrize(("n_pool", "budget"), [(1, 10), (7, 10), (7, 1), (3, 100)])
-def test_the_best_rows_are_selected(workshop: Any, n_pool: int, budget: int) -> None:
+@pytest.mark.parametrize(
+    ("pool", "budget"), [((0, 0), 10), ((3, 3), 10), ((3, 3), 1), ((1, 1), 100), ((0, 9), 50), ((2, 400), 60)]
+)
+def test_the_best_rows_are_selected(workshop: Any, pool: tuple[int, int], budget: int) -> None:
     prompt = tokens(N)
     with context(workshop, "llama", options("llama")) as ctx:
-        filled(ctx, prompt, "attention", budget, heads=HEADS, n_pool=n_pool, n_query=40)
+        filled(ctx, prompt, "attention", budget, heads=HEADS, pool=pool, n_query=40)
         best = ctx.scores(N).max(axis=0)
         selected = ctx.selected()
         assert ctx.counters().n_selected == budget == len(set(selected))
         assert ctx.n_filled(0) == N - TAIL - SINK - budget
         assert ctx.reusable(0, N) == min(set(range(SINK, N)) - set(selected))
-    half = n_pool // 2
-    pooled = np.array([best[max(0, p - half) : p + half + 1].max() for p in range(N)])
+    before, after = pool
+    pooled = np.array([best[max(0, p - after) : p + before + 1].max() for p in range(N)])
     rows = np.arange(SINK, N - TAIL)
     assert selected == sorted(rows[np.lexsort((rows, -pooled[rows]))][:budget])
 
@@ -121,7 +123,7 @@ def test_prompts_that_end_in_one_batch(workshop: Any, unified: bool) -> None:
             n = len(prompts[seq])
             if n > TAIL + SINK:
                 ctx.mark(seq, (SINK, n - TAIL))
-                ctx.select(seq, "attention", n, TAIL, 30, heads=HEADS, n_pool=3)
+                ctx.select(seq, "attention", n, TAIL, 30, heads=HEADS, pool=(1, 1))
         return ctx.decode({seq: prompts[seq] for seq in seqs}, 4)
 
     with context(workshop, "llama", options("llama", **more)) as ctx:

@@ -174,13 +174,13 @@ def test_settings_are_told(selecting: Server) -> None:
 
 
 def test_environment(kit: Kit) -> None:
-    names = {"SELECT": "stride", "BUDGET": "0.5", "HEADS": "0.1,2.0", "POOL": "3", "QUERIES": "8", "HEAL": "1"}
+    names = {"SELECT": "stride", "BUDGET": "0.5", "HEADS": "0.1,2.0", "POOL": "1,3", "QUERIES": "8", "HEAL": "1"}
     env = {f"LLAMA_ARG_RIDGEFILL_{name}": value for name, value in names.items()}
     with kit.serve("llama", "-np", "1", "-c", "1024", maps=kit.poison(), env=env) as server:
         maps = server.get("/ridgefill").json()
         assert (maps["defaults"]["select"], maps["defaults"]["budget"]) == ("stride", 0.5)
         assert (maps["heads"], maps["heal"]) == (["0.1", "2.0"], True)
-        assert "select stride, budget 0.5, 2 retrieval heads, pool 3, queries 8, heal on" in server.log
+        assert "select stride, budget 0.5, 2 retrieval heads, pool 1,3, queries 8, heal on" in server.log
 
 
 #
@@ -254,7 +254,7 @@ STARTS = [
     ([*SELECT, "--ridgefill-budget", "0"], "must be a share above 0 and up to 1, or a whole number of rows"),
     ([*SELECT, "--ridgefill-budget", "1.5"], "must be a share above 0 and up to 1, or a whole number of rows"),
     ([*SELECT, "--ridgefill-budget", "5%"], "must be a number, but got '5%'"),
-    ([*SELECT, "--ridgefill-pool", "4"], "must be odd, but got 4"),
+    ([*SELECT, "--ridgefill-pool", "4"], "must be two numbers of rows like 8,40, but got '4'"),
     ([*SELECT, "--ridgefill-queries", "0"], "must be at least 1, but got 0"),
     ([*SELECT, "--backend-sampling"], "--ridgefill-select cannot be used with --backend-sampling"),
     (["--ridgefill-budget", "0.1"], "have no effect without --ridgefill-select or --ridgefill-heal"),

@@ -216,7 +216,7 @@ class Context:
         n_prompt: int,
         tail: int,
         budget: int,
-        n_pool: int = 1,
+        pool: tuple[int, int] = (0, 0),
         n_query: int = 16,
         heads: Sequence[tuple[int, int]] = (),
     ) -> None:
@@ -224,7 +224,7 @@ class Context:
         head_type = capi.native().llama_ridgefill_head
         array = (head_type * max(1, len(heads)))(*[head_type(*head) for head in heads])
         kind_number = getattr(capi.native(), f"LLAMA_RIDGEFILL_SELECT_{kind.upper()}")
-        params = capi.native().llama_ridgefill_select_params(kind_number, budget, n_pool, n_query, array, len(heads))
+        params = capi.native().llama_ridgefill_select_params(kind_number, budget, *pool, n_query, array, len(heads))
         if capi.native().llama_ridgefill_seq_select(self.handle, seq, n_prompt, tail, params) != 0:
             raise capi.RefusedError(capi.last_error())
 

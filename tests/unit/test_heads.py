@@ -20,7 +20,7 @@ def test_recall_counts_wanted_rows_among_the_best() -> None:
     scores[1, 80:82] = 2  # finds half: two others come first
     scores[2, 0:4] = 1  # looks at rows that are no candidates
     scores[2, 99] = 1
-    recall = recall_at(scores, range(40, 44), range(10, 90), 0.05, 1)
+    recall = recall_at(scores, range(40, 44), range(10, 90), 0.05, (0, 0))
     assert recall[:2].tolist() == [1.0, 0.5]
     assert recall[2] == pytest.approx(0, abs=1)
 
@@ -29,8 +29,8 @@ def test_neighbours_share_the_best_score() -> None:
     scores = np.zeros((1, 100), np.float32)
     scores[0, 42] = 1
     rows = range(40, 45)
-    assert recall_at(scores, rows, range(100), 0.05, 1)[0] < 1
-    assert recall_at(scores, rows, range(100), 0.05, 5)[0] == 1
+    assert recall_at(scores, rows, range(100), 0.05, (0, 0))[0] < 1
+    assert recall_at(scores, rows, range(100), 0.05, (2, 2))[0] == 1
 
 
 def test_heads_that_help_different_prompts_are_chosen_together() -> None:

@@ -49,6 +49,13 @@ static double parse_budget(const std::string & value) {
     return common_ridgefill_check_budget(budget);
 }
 
+static void parse_pool(const std::string & value, int32_t & n_before, int32_t & n_after) {
+    int n_read = -1;
+    if (sscanf(value.c_str(), "%9d,%9d%n", &n_before, &n_after, &n_read) != 2 || n_read != (int) value.size() || n_before < 0 || n_after < 0) {
+        throw std::invalid_argument(string_format("must be two numbers of rows like 8,40, but got '%s'", value.c_str()));
+    }
+}
+
 static std::vector<llama_ridgefill_head> parse_heads(const std::string & value) {
     std::vector<llama_ridgefill_head> heads;
     for (const auto & part : string_split<std::string>(value, ',')) {
@@ -88,13 +95,10 @@ static void add_select_args(const std::function<void(common_arg)> & add_opt) {
         }
     ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_HEADS"));
     add_opt(common_arg(
-        {"--ridgefill-pool"}, "N",
-        "a row counts as much as the best of N neighbouring rows, itself in the middle (default: 7)",
-        [](common_params & params, int value) {
-            params.ridgefill.n_pool = check_limits(value, 1);
-            if (value % 2 == 0) {
-                throw std::invalid_argument(string_format("must be odd, but got %d", value));
-            }
+        {"--ridgefill-pool"}, "BEFORE,AFTER",
+        "the score of a row counts for so many rows before and after it too (default: the maps' choice)",
+        [](common_params & params, const std::string & value) {
+            parse_pool(value, params.ridgefill.n_before, params.ridgefill.n_after);
         }
     ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_POOL"));
     add_opt(common_arg(
@@ -168,7 +172,7 @@ void common_ridgefill_check(const common_params & params) {
     const auto & rf = params.ridgefill;
 
     const bool keep_states = rf.select != LLAMA_RIDGEFILL_SELECT_NONE || rf.heal;
-    const bool is_select   = rf.budget >= 0.0 || rf.n_pool != -1 || rf.n_query != -1 || !rf.heads.empty();
+    const bool is_select   = rf.budget >= 0.0 || rf.n_before != -1 || rf.n_query != -1 || !rf.heads.empty();
 
     if (rf.maps.empty()) {
         if (rf.split != -1 || rf.tail != -1 || rf.sink != -1 || rf.min_prompt != -1 || keep_states || is_select) {

@@ -33,8 +33,10 @@ struct common_ridgefill_info {
 
     llama_ridgefill_select select  = LLAMA_RIDGEFILL_SELECT_NONE;
     double                 budget  = 0.0;
-    int32_t                n_pool  = 0;
-    int32_t                n_query = 0;
+
+    int32_t n_before = 0;
+    int32_t n_after  = 0;
+    int32_t n_query  = 0;
 
     std::vector<llama_ridgefill_head> heads;
 
@@ -53,9 +55,11 @@ struct common_params_ridgefill {
     // server only; -1 or empty = the default
     llama_ridgefill_select select  = LLAMA_RIDGEFILL_SELECT_NONE;
     double                 budget  = -1.0; // at most 1: a share of the filled rows, else rows
-    int32_t                n_pool  = -1;
-    int32_t                n_query = -1;
     bool                   heal    = false;
+
+    int32_t n_before = -1;
+    int32_t n_after  = -1;
+    int32_t n_query  = -1;
 
     std::vector<llama_ridgefill_head> heads;
 

@@ -47,9 +47,12 @@ static common_ridgefill_info get_info(const common_params_ridgefill & params, co
 
     info.select  = params.select;
     info.budget  = params.budget  >= 0 ? params.budget  : 0.05;
-    info.n_pool  = params.n_pool  >= 0 ? params.n_pool  : select.n_pool;
-    info.n_query = params.n_query >= 0 ? params.n_query : select.n_query;
     info.heads   = params.heads;
+
+    info.n_before = params.n_before >= 0 ? params.n_before : select.n_before;
+    info.n_after  = params.n_after  >= 0 ? params.n_after  : select.n_after;
+    info.n_query  = params.n_query  >= 0 ? params.n_query  : select.n_query;
+
     if (info.heads.empty()) {
         info.heads.assign(select.heads, select.heads + select.n_heads);
     }
@@ -105,8 +108,8 @@ bool common_ridgefill::load(common_params & params, llama_model * model, llama_c
         rf.info.file.c_str(), rf.info.hash, rf.info.size / (1024.0 * 1024.0),
         rf.info.split, rf.info.tail, rf.info.sink, rf.info.min_prompt);
     if (rf.info.keep_states) {
-        LOG_INF("ridgefill: select %s, budget %g, %zu retrieval heads, pool %d, queries %d, heal %s\n",
-            common_ridgefill_select_name(rf.info.select), rf.info.budget, rf.info.heads.size(), rf.info.n_pool, rf.info.n_query,
+        LOG_INF("ridgefill: select %s, budget %g, %zu retrieval heads, pool %d,%d, queries %d, heal %s\n",
+            common_ridgefill_select_name(rf.info.select), rf.info.budget, rf.info.heads.size(), rf.info.n_before, rf.info.n_after, rf.info.n_query,
             rf.info.heal ? "on" : "off");
     }
 
@@ -115,12 +118,13 @@ bool common_ridgefill::load(common_params & params, llama_model * model, llama_c
 
 llama_ridgefill_select_params common_ridgefill_select_params(const common_ridgefill_info & info, llama_ridgefill_select type, int32_t budget) {
     return {
-        /*.type    =*/ type,
-        /*.budget  =*/ budget,
-        /*.n_pool  =*/ info.n_pool,
-        /*.n_query =*/ info.n_query,
-        /*.heads   =*/ info.heads.data(),
-        /*.n_heads =*/ info.heads.size(),
+        /*.type     =*/ type,
+        /*.budget   =*/ budget,
+        /*.n_before =*/ info.n_before,
+        /*.n_after  =*/ info.n_after,
+        /*.n_query  =*/ info.n_query,
+        /*.heads    =*/ info.heads.data(),
+        /*.n_heads  =*/ info.heads.size(),
     };
 }
 

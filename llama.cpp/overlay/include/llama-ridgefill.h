@@ -167,9 +167,10 @@ struct llama_ridgefill_head {
 struct llama_ridgefill_select_params {
     enum llama_ridgefill_select type;
 
-    int32_t budget;  // rows
-    int32_t n_pool;  // a row's score is the best one among its n_pool neighbours, odd
-    int32_t n_query; // last rows of the prompt whose queries score
+    int32_t budget;   // rows
+    int32_t n_before; // a row's score counts for so many rows before it too,
+    int32_t n_after;  // and after it: what a question asks for often follows the words that they share
+    int32_t n_query;  // last rows of the prompt whose queries score
 
     const struct llama_ridgefill_head * heads; // NULL: those of the maps file
     size_t                            n_heads;

@@ -6,16 +6,26 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <stdexcept>
 
-// the best score of each row and its neighbours
-static std::vector<float> pool(const std::vector<float> & scores, int32_t n_pool) {
-    const int32_t n    = scores.size();
-    const int32_t half = n_pool/2;
+// the best score that counts for each row: those of the rows from n_after before it to n_before behind it
+static std::vector<float> pool(const std::vector<float> & scores, int32_t n_before, int32_t n_after) {
+    const int32_t n = scores.size();
 
-    std::vector<float> res(n);
-    for (int32_t i = 0; i < n; ++i) {
-        res[i] = *std::max_element(scores.begin() + std::max(0, i - half), scores.begin() + std::min(n, i + half + 1));
+    std::vector<float>   res(n);
+    std::deque<int32_t>  best; // rows of the window, scores descending
+    for (int32_t i = 0, next = 0; i < n; ++i) {
+        for (; next < n && next <= i + n_before; ++next) {
+            while (!best.empty() && scores[best.back()] <= scores[next]) {
+                best.pop_back();
+            }
+            best.push_back(next);
+        }
+        while (best.front() < i - n_after) {
+            best.pop_front();
+        }
+        res[i] = scores[best.front()];
     }
     return res;
 }
@@ -34,11 +44,12 @@ std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_r
     std::vector<llama_pos> res;
 
     if (type == LLAMA_RIDGEFILL_SELECT_STRIDE) {
-        // blocks of n_pool rows whose starts are spread evenly
-        const size_t n_blocks = std::max(1, (budget + n_pool - 1)/n_pool);
+        // blocks whose starts are spread evenly
+        const size_t n_block  = n_before + 1 + n_after;
+        const size_t n_blocks = std::max<size_t>(1, (budget + n_block - 1)/n_block);
         for (size_t i = 0; i < n_blocks; ++i) {
             const size_t start = i*rows.size()/n_blocks;
-            const size_t end   = std::min({ start + n_pool, (i + 1)*rows.size()/n_blocks, start + budget - std::min<size_t>(budget, res.size()) });
+            const size_t end   = std::min({ start + n_block, (i + 1)*rows.size()/n_blocks, start + budget - std::min<size_t>(budget, res.size()) });
             res.insert(res.end(), rows.begin() + start, rows.begin() + std::max(start, end));
         }
         return res;
@@ -50,7 +61,7 @@ std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_r
             best[p] = std::max(best[p], head[p]);
         }
     }
-    best = pool(best, n_pool);
+    best = pool(best, n_before, n_after);
 
     res = rows;
     std::nth_element(res.begin(), res.begin() + budget, res.end(), [&](llama_pos a, llama_pos b) {

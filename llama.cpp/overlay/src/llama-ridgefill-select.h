@@ -17,7 +17,8 @@ struct llama_ridgefill_selection {
     int32_t n_prompt;
     int32_t tail;
     int32_t budget;
-    int32_t n_pool;
+    int32_t n_before;
+    int32_t n_after;
     int32_t n_query;
 
     std::vector<llama_ridgefill_head> heads;

@@ -265,12 +265,13 @@ llama_ridgefill_select_params llama_ridgefill_default_select_params(const llama_
 
     const bool has_heads = it != maps->splits.end() && !it->second.heads.empty();
     return {
-        /*.type    =*/ LLAMA_RIDGEFILL_SELECT_NONE,
-        /*.budget  =*/ 0,
-        /*.n_pool  =*/ 7,
-        /*.n_query =*/ 64,
-        /*.heads   =*/ has_heads ? it->second.heads.data() : nullptr,
-        /*.n_heads =*/ has_heads ? it->second.heads.size() : 0,
+        /*.type     =*/ LLAMA_RIDGEFILL_SELECT_NONE,
+        /*.budget   =*/ 0,
+        /*.n_before =*/ 8,
+        /*.n_after  =*/ 40,
+        /*.n_query  =*/ 64,
+        /*.heads    =*/ has_heads ? it->second.heads.data() : nullptr,
+        /*.n_heads  =*/ has_heads ? it->second.heads.size() : 0,
     };
 }
 
@@ -286,12 +287,12 @@ int32_t llama_ridgefill_seq_select(
         if (!ctx->ridgefill.states) {
             throw std::runtime_error("split states are not kept (hint: keep_states of llama_ridgefill_context_params)");
         }
-        if (n_prompt < 1 || tail < 1 || params.budget < 0 || params.n_pool < 1 || params.n_query < 1) {
-            throw std::runtime_error(format("expected n_prompt, tail, n_pool, n_query of at least 1 and budget of at least 0, found %d, %d, %d, %d and %d",
-                        n_prompt, tail, params.n_pool, params.n_query, params.budget));
+        if (n_prompt < 1 || tail < 1 || params.n_query < 1 || params.budget < 0 || params.n_before < 0 || params.n_after < 0) {
+            throw std::runtime_error(format("expected n_prompt, tail, n_query of at least 1 and budget, n_before, n_after of at least 0, found %d, %d, %d, %d, %d and %d",
+                        n_prompt, tail, params.n_query, params.budget, params.n_before, params.n_after));
         }
 
-        llama_ridgefill_selection cur = { params.type, n_prompt, std::min(tail, n_prompt), params.budget, params.n_pool, std::min(params.n_query, tail), {}, {}, {} };
+        llama_ridgefill_selection cur = { params.type, n_prompt, std::min(tail, n_prompt), params.budget, std::min(params.n_before, n_prompt), std::min(params.n_after, n_prompt), std::min(params.n_query, tail), {}, {}, {} };
         if (params.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
             const auto & cparams = ctx->get_cparams().ridgefill;
             const auto & hparams = cparams.maps->model.hparams;
