@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import tempfile
 from collections.abc import Callable, Iterator
@@ -39,7 +38,9 @@ class EvalOptions:
     select: Annotated[str, typer.Option("--select", help="none, stride or attention.")] = "none"
     budget: Annotated[float, typer.Option("--budget", min=0, help="Selected rows: a share, or a number from 2.")] = 0.05
     heads: Annotated[str, typer.Option("--heads", help="Retrieval heads like 9.6,11.1; else the maps file's.")] = ""
-    pool: Annotated[int, typer.Option("--pool", min=1, help="Neighbours that share the best score.")] = 7
+    pool: Annotated[
+        str, typer.Option("--pool", help="Rows before and after a row that its score counts for, too: like 8,40.")
+    ] = ",".join(map(str, RidgeFillConfig.pool))
     queries: Annotated[int, typer.Option("--queries", min=1, help="Last rows whose queries score.")] = 64
     baseline: Annotated[
         list[str] | None, typer.Option("--baseline", help="identity, mean, zero or drop; repeatable.")
@@ -72,7 +73,7 @@ class EvalOptions:
                 select=common.choice("--select", self.select, ("none", "stride", "attention")),
                 budget=self.budget,
                 heads=_heads(self.heads),
-                pool=self.pool,
+                pool=_pair(self.pool),
                 queries=self.queries,
             )
         except ValueError as error:
@@ -94,7 +95,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     ]
     names = {parameter.name for parameter in shared}
 
-    @functools.wraps(command)
     def run(**values: Any) -> None:
         options = EvalOptions(**{name: value for name, value in values.items() if name in names})
         command(options, **{name: value for name, value in values.items() if name not in names})
@@ -102,7 +102,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [*shared, *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del run.__wrapped__  # type: ignore[attr-defined]  # else its annotations are looked at
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
     return run
 
 
@@ -159,6 +159,14 @@ def run_jobs(lab: Lab, jobs: list[Job]) -> list[tuple[Job, dict[str, Any]]]:
         return lab.run(
             jobs, on_start=lambda total: bar.update(task, total=total), advance=lambda: bar.update(task, advance=1)
         )
+
+
+def _pair(text: str) -> tuple[int, int]:
+    try:
+        before, after = map(int, text.split(","))
+    except ValueError as error:
+        raise RidgeFillError(f"--pool {text!r}: expected rows before and after, like 8,40") from error
+    return before, after
 
 
 def _heads(text: str) -> tuple[tuple[int, int], ...]:

@@ -12,7 +12,7 @@ from pyridgefill.evaluation.text import EVALUATION_CORPUS, token_windows
 
 HAYSTACKS = ("prose", "noise", "needles")
 
-_NOISE = (
+NOISE = (
     "Rain fell on the roof. The kettle was warm. A clock ticked in the hall. Somebody walked by, and the street was "
     "quiet again. "
 )
@@ -41,7 +41,7 @@ def haystacks(
     if name == "prose":
         yield from token_windows(tokenizer, length, corpus=corpus)
     elif name == "noise":
-        unit = tokenizer.tokenize(_NOISE, parse_special=False)
+        unit = tokenizer.tokenize(NOISE, parse_special=False)
         while True:
             yield (unit * (length // len(unit) + 1))[:length]
     elif name == "needles":

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from pyridgefill.builtin_corpora import builtin_documents
 from pyridgefill.errors import ModelError
-from pyridgefill.evaluation.haystacks import haystacks
+from pyridgefill.evaluation.haystacks import NOISE, haystacks
 from pyridgefill.evaluation.layout import make_frame
 from pyridgefill.evaluation.needle_kinds import KINDS
 from pyridgefill.evaluation.prompts import Prompt
@@ -28,13 +28,14 @@ def english_words() -> list[str]:
 def common_words(shape: Shape, count: int) -> Iterator[Prompt]:
     """A list in which ten words stand at least five times as often as the others: which ten?"""
     draw = random.Random(f"{shape.seed} common")
-    vocabulary = english_words()
+    request = "Remember how often each word stands in the list."
+    question = f"Which {_COMMON} words are the most common ones in the list above?"
+    answer = f"The {_COMMON} most common words in the list are:"
+    around = f"{request}{question}{answer}{NOISE}".lower()
+    vocabulary = [word for word in english_words() if word not in around]
     for _ in range(count):
         words = draw.sample(vocabulary, len(vocabulary))
         common, others = words[:_COMMON], iter(words[_COMMON:])
-        request = "Remember how often each word stands in the list."
-        question = f"Which {_COMMON} words are the most common ones in the list above?"
-        answer = f"The {_COMMON} most common words in the list are:"
         rows = _rows(shape, request, question, answer)
         often = max(5, rows // 150)
         listed = [word for word in common for _ in range(often)]
@@ -45,10 +46,10 @@ def common_words(shape: Shape, count: int) -> Iterator[Prompt]:
 def frequent_words(shape: Shape, count: int) -> Iterator[Prompt]:
     """A text of coded words whose frequencies fall with the square of their rank: which three are the most frequent?"""
     draw = random.Random(f"{shape.seed} frequent")
+    request = "Remember how often each coded word stands in the text."
+    question = f"Which {_FREQUENT} coded words are the most frequent ones in the text above?"
+    answer = f"The {_FREQUENT} most frequent coded words in the text are:"
     for _ in range(count):
-        request = "Remember how often each coded word stands in the text."
-        question = f"Which {_FREQUENT} coded words are the most frequent ones in the text above?"
-        answer = f"The {_FREQUENT} most frequent coded words in the text are:"
         rows = _rows(shape, request, question, answer)
         words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(200)]
         sizes = [len(_item(shape, word)) for word in words]

@@ -117,7 +117,7 @@ def make_variants(
     cell: dict[str, Any] = {"maps": digest, "split": config.split, "select": config.select}
     if config.select != "none":
         cell["budget"] = config.budget
-        cell["pool"] = config.pool
+        cell["pool"] = list(config.pool)
     if config.select == "attention":
         cell["queries"] = config.queries
         cell["heads"] = [f"{layer}.{head}" for layer, head in config.heads]

@@ -6,29 +6,12 @@ import json
 
 import pytest
 from letters import Letters, chat
+from support.longbench import record
 
 from pyridgefill.errors import CorpusError, ModelError
 from pyridgefill.evaluation.longbench import make_choice, read_longbench, summarise_choices
 
 LETTERS = Letters()
-
-
-def record(i, **changes):
-    return {
-        "_id": f"r{i}",
-        "domain": "Single-Document QA" if i % 2 else "Code Repository Understanding",
-        "sub_domain": "x",
-        "difficulty": "easy" if i % 2 else "hard",
-        "length": "short",
-        "question": f"Who keeps bees in house {i}?",
-        "choice_A": "Anna",
-        "choice_B": "Bert",
-        "choice_C": "Carla",
-        "choice_D": "Dirk",
-        "answer": "ABCD"[i % 4],
-        "context": f"Start {i}. " + "Nobody knows. " * 200 + f"End {i}.",
-        **changes,
-    }
 
 
 @pytest.mark.parametrize("lines", [False, True])
