@@ -17,6 +17,9 @@ from pyridgefill.spans import Span, parse_span
 # maps files beside a model are called <model without .gguf><suffix>
 MAPS_SUFFIX = ".ridgefill.gguf"
 
+# what the engine takes where neither a caller nor the maps file says anything
+DEFAULT_BUDGET, DEFAULT_POOL, DEFAULT_QUERIES = 0.05, (8, 40), 64
+
 
 @dataclass(frozen=True)
 class RidgeFillConfig:
@@ -39,7 +42,8 @@ class RidgeFillConfig:
     skip_fingerprint
         Accept maps of another model of the same shape.
     select
-        Filled rows that run through all layers after all, before the tail does: `attention` takes those that the
+        None: what the maps file recommends, and no selection with a warning where the model's memory does not allow
+        it. Filled rows that run through all layers after all, before the tail does: `attention` takes those that the
         retrieval heads of the prompt's last rows attend to, `stride` blocks at equal distances (a control).
     budget
         How many rows are selected: a share of the filled rows up to 1, a number of rows from 2 on.
@@ -60,22 +64,22 @@ class RidgeFillConfig:
     min_prompt: int | None = None
     spans: tuple[Span, ...] = ()
     skip_fingerprint: bool = False
-    select: Literal["none", "stride", "attention"] = "none"
-    budget: float = 0.05
+    select: Literal["none", "stride", "attention"] | None = None
+    budget: float | None = None
     heads: tuple[tuple[int, int], ...] = ()
-    pool: tuple[int, int] = (8, 40)
-    queries: int = 64
+    pool: tuple[int, int] | None = None
+    queries: int | None = None
     keep_states: bool = False
 
     def __post_init__(self) -> None:
-        if self.select not in ("none", "stride", "attention"):
+        if self.select not in (None, "none", "stride", "attention"):
             raise ValueError(f"RidgeFillConfig.select: expected none, stride or attention, found {self.select!r}")
         leasts = (("split", 0), ("sink", 0), ("tail", 1), ("min_prompt", 0), ("budget", 0), ("queries", 1))
         for name, least in leasts:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"RidgeFillConfig.{name}: expected at least {least}, found {value}")
-        if len(self.pool) != 2 or min(self.pool) < 0:
+        if self.pool is not None and (len(self.pool) != 2 or min(self.pool) < 0):
             raise ValueError(f"RidgeFillConfig.pool: expected rows before and after a row, found {self.pool}")
         for span in self.spans:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,16 +51,48 @@ class Fill:
             context_params = _native.llama_ridgefill_default_context_params()
             if config.split is not None:
                 context_params.split = config.split
-            context_params.keep_states = config.keep_states or config.select != "none"
+            self.select = self._find_select(context_params.split)
+            context_params.keep_states = config.keep_states or self.select != "none"
             _native.check(_native.llama_set_ridgefill(context, self._maps, context_params) == 0, "RidgeFill")
         except BaseException:
             self.close()
             raise
 
+    def _find_select(self, split: int) -> str:
+        """How rows are selected; what the maps recommend is left out where the context cannot do it."""
+        if self.config.select is not None:
+            return self.config.select
+        recommended = _native.llama_ridgefill_default_select_params(self._maps or 0, split).type
+        select = next(name for name, value in _SELECT.items() if value == recommended)
+        if select != "none" and not _native.llama_ridgefill_can_keep_states(self._context):
+            reason = _native.llama_ridgefill_last_error().decode("utf-8", errors="replace")
+            warnings.warn(f"RidgeFill selects no rows, though the maps recommend it: {reason}", stacklevel=4)
+            return "none"
+        return select
+
     @property
     def split(self) -> int:
         """The split in use."""
         return _native.llama_ridgefill_ctx_split(self._context)
+
+    @property
+    def budget(self) -> float:
+        """How many rows are selected, as in the configuration or as the maps recommend."""
+        if self.config.budget is not None:
+            return self.config.budget
+        return _native.llama_ridgefill_default_budget(self._maps or 0)
+
+    @property
+    def pool(self) -> tuple[int, int]:
+        """Rows before and after a row that its score counts for, too."""
+        defaults = _native.llama_ridgefill_default_select_params(self._maps or 0, self.split)
+        return self.config.pool or (defaults.n_before, defaults.n_after)
+
+    @property
+    def queries(self) -> int:
+        """Last rows of a prompt that ask."""
+        defaults = _native.llama_ridgefill_default_select_params(self._maps or 0, self.split)
+        return self.config.queries or int(defaults.n_query)
 
     def _plan_params(self) -> _native.llama_ridgefill_plan_params:
         params = _native.llama_ridgefill_default_plan_params(self._maps or 0)
@@ -98,13 +131,14 @@ class Fill:
         """
         mark(self._context, sequence, ranges)
         config, tail = self.config, self._plan_params().tail
-        selects = config.select != "none" and bool(ranges)
+        selects = self.select != "none" and bool(ranges)
         n_filled = sum(end - start for start, end in ranges)
+        budget = self.budget
         params = _native.llama_ridgefill_select_params(
-            _SELECT[config.select] if selects else _SELECT["none"],
-            round(config.budget * n_filled) if config.budget <= 1 else round(config.budget),
-            *config.pool,
-            config.queries,
+            _SELECT[self.select] if selects else _SELECT["none"],
+            round(budget * n_filled) if budget <= 1 else round(budget),
+            *self.pool,
+            self.queries,
             (_native.llama_ridgefill_head * max(1, len(config.heads)))(
                 *[_native.llama_ridgefill_head(*head) for head in config.heads]
             ),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader
 
 from pyridgefill.chat import chat_formatter
-from pyridgefill.config import RidgeFillConfig
-from pyridgefill.evaluation.needle import KINDS, Needle, make_needles
+from pyridgefill.config import DEFAULT_POOL, RidgeFillConfig
+from pyridgefill.evaluation.needle import KINDS, make_needles
+from pyridgefill.evaluation.repeats import repeated_rows
 from pyridgefill.evaluation.session import Session
+from pyridgefill.evaluation.text import text_windows
 from pyridgefill.heads import ScoredPrompt, choose_heads, recall, score_prompt
 from pyridgefill.maps.model import RetrievalHead
 
@@ -29,14 +32,15 @@ def find_heads(
     count: int = 3,
     prompts: int = 4,
     lengths: Sequence[int] = (1024, 2048),
-    n_threads: int = 0,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    **options: Any,
 ) -> list[RetrievalHead]:
     """Rank the heads below each split by how well they find needles.
 
     One prefill of each prompt lets all heads below the highest split score: what a head sees does not depend on the
-    split above it. Needles of most kinds choose the heads, recall is told on needles of `CHECK_KINDS`.
+    split above it. Needles of most kinds choose the heads, and texts whose end repeats rows before it, see
+    `repeated_rows`; recall is told on needles of `CHECK_KINDS`.
 
     Parameters
     ----------
@@ -49,15 +53,15 @@ def find_heads(
     count
         Heads for each split at most.
     prompts
-        Needles per kind and length.
+        Needles per kind and length, and texts per length.
     lengths
         Tokens of the prompts.
-    n_threads
-        0: the CPUs that this process may use.
     seed
         Of the needles.
     on_progress
         Called with the number of finished prompts and of all.
+    **options
+        For `CaptureEngine`.
 
     Returns
     -------
@@ -67,48 +71,55 @@ def find_heads(
     highest = max(splits)
     counts = head_counts(model_path)[:highest]
     everyone = [(layer, head) for layer, n_head in enumerate(counts) for head in range(n_head)]
-    with Session(model_path, n_ctx=max(lengths) + 64, n_threads=n_threads) as session:
-        needles = _needles(session, config, lengths, prompts, seed)
+    with Session(model_path, n_ctx=max(lengths) + 64, **options) as session:
+        pool = config.pool or DEFAULT_POOL
+        prompts_made = [*_needles(session, config, lengths, prompts, seed), *_texts(session, config, lengths, prompts)]
         # no row is selected: the heads score all the same
         layers = tuple((layer, -1) for layer, n_head in enumerate(counts) if n_head > 0)
         session.set_maps(
-            replace(config, split=highest, select="attention", budget=0, min_prompt=0, heads=layers)
-        )  # fmt: skip
-        scored: dict[str, list[ScoredPrompt]] = {kind: [] for kind in KINDS}
-        for done, needle in enumerate(needles):
-            scored[needle.kind].append(_score(session, needle, config.pool))
-            on_progress(done + 1, len(needles))
-    ranking = [prompt for kind, found in scored.items() if kind not in CHECK_KINDS for prompt in found]
-    check = [prompt for kind in CHECK_KINDS for prompt in scored[kind]]
+            replace(config, split=highest, select="attention", budget=0, min_prompt=0, pool=pool, heads=layers)
+        )
+        ranking: list[ScoredPrompt] = []
+        check: list[ScoredPrompt] = []
+        for done, (kind, tokens, rows) in enumerate(prompts_made):
+            (check if kind in CHECK_KINDS else ranking).append(_score(session, tokens, rows, pool))
+            on_progress(done + 1, len(prompts_made))
     return [head for split in splits for head in _choose(split, everyone, ranking, check, count)]
+
+
+# kind, tokens, and the rows that must be found
+_Prompt = tuple[str, Sequence[int], Sequence[int]]
 
 
 def _needles(
     session: Session, config: RidgeFillConfig, lengths: Sequence[int], prompts: int, seed: int
-) -> list[Needle]:
+) -> Iterator[_Prompt]:
     chat = chat_formatter(session, add_generation_prompt=True)
-    return [
-        needle
-        for length in lengths
-        for index, kind in enumerate(KINDS)
-        for needle in make_needles(
-            session,
-            chat,
-            count=prompts,
-            n_prompt=length,
-            sink=config.sink or 0,
-            tail=config.tail or 256,
-            kind=kind,
-            seed=seed + index,
-        )
-    ]
+    for length in lengths:
+        shape: dict[str, Any] = {"n_prompt": length, "sink": config.sink or 0, "tail": config.tail or 256}
+        for index, kind in enumerate(KINDS):
+            for needle in make_needles(session, chat, count=prompts, kind=kind, seed=seed + index, **shape):
+                yield kind, needle.tokens, range(needle.value_start, needle.value_end)
 
 
-def _score(session: Session, needle: Needle, pool: tuple[int, int]) -> ScoredPrompt:
-    session.prefill(needle.tokens)
-    scores = session.head_scores(len(needle.tokens))
+def _texts(session: Session, config: RidgeFillConfig, lengths: Sequence[int], prompts: int) -> Iterator[_Prompt]:
+    for length in lengths:
+        made = 0
+        # the windows behind those that hide the needles
+        for tokens in text_windows(session, length, skip=prompts):
+            rows = repeated_rows(tokens, config.sink or 0, config.tail or 256)
+            if rows:
+                yield "repeats", tokens, rows
+                made += 1
+            if made == prompts:
+                break
+
+
+def _score(session: Session, tokens: Sequence[int], rows: Sequence[int], pool: tuple[int, int]) -> ScoredPrompt:
+    session.prefill(tokens)
+    scores = session.head_scores(len(tokens))
     candidates = [row for start, end in session.ranges for row in range(start, end)]
-    return score_prompt(scores, range(needle.value_start, needle.value_end), candidates, pool)
+    return score_prompt(scores, rows, candidates, pool)
 
 
 def _choose(

@@ -114,7 +114,7 @@ class Session(CaptureEngine):
 
     @property
     def _selects(self) -> bool:
-        return self._fill is not None and self._fill.config.select != "none" and not self._drop
+        return self._fill is not None and self._fill.select != "none" and not self._drop
 
     def _keep_prefix(self, tokens: Sequence[int]) -> int:
         """Put the rows before the tail into the empty memory, from the last prompt that had them if it did."""
@@ -139,7 +139,7 @@ class Session(CaptureEngine):
         return len(prefix)
 
     def _selected(self) -> list[int]:
-        if self._fill is None or self._fill.config.select == "none" or not self.ranges:
+        if self._fill is None or self._fill.select == "none" or not self.ranges:
             return []
         count = self._native.llama_ridgefill_n_selected(self._context)
         return [int(row) for row in self._native.llama_ridgefill_selected(self._context)[:count]]

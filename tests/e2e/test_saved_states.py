@@ -152,7 +152,7 @@ def test_a_restored_prompt_selects_like_the_saved_one(workshop: Any) -> None:
         b.set_state(0, a.state(0))
         for ctx in (a, b):
             ctx.mark(0, (SINK, N - TAIL))
-            ctx.select(0, "attention", N, TAIL, 60, heads=HEADS, n_pool=5)
+            ctx.select(0, "attention", N, TAIL, 60, heads=HEADS, pool=(2, 2))
             logits = ctx.decode({0: PROMPT[n:]}, 3, {0: n})[0]
             found.append((ctx.selected(), logits.tobytes(), ctx.state(0)))
     assert min(found[0][0]) < n - TAIL  # restored rows are among them

@@ -211,6 +211,11 @@ class Context:
         if status != 0:
             raise capi.RefusedError(capi.last_error())
 
+    def can_keep_states(self) -> tuple[bool, str]:
+        """Whether rows can run again, and why not."""
+        can = bool(capi.native().llama_ridgefill_can_keep_states(self.handle))
+        return can, capi.last_error()
+
     @property
     def split(self) -> int:
         return int(capi.native().llama_ridgefill_ctx_split(self.handle))

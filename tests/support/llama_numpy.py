@@ -80,16 +80,33 @@ class LlamaNumpy:
     def _keys(self, k: Array, pos: NDArray[np.int64]) -> Array:
         return self._rope(k.reshape(len(k), self.n_head_kv, self.head), pos)
 
-    def _attention(self, layer: int, x: Array, k: Array, v: Array, pos: NDArray[np.int64]) -> Array:
-        n = len(x)
-        q = self._rope((x @ self._layer(layer, "attn_q").T).reshape(n, self.n_head, self.head), pos)
+    def _probabilities(self, layer: int, x: Array, k: Array, pos: NDArray[np.int64]) -> Array:
+        """What each head gives to each row, ``[n_head][rows that ask][rows]``."""
+        q = self._rope((x @ self._layer(layer, "attn_q").T).reshape(len(x), self.n_head, self.head), pos)
         k = np.repeat(k, self.n_head // self.n_head_kv, axis=1)
-        v = np.repeat(v, self.n_head // self.n_head_kv, axis=1)
         scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(self.head)
         scores = np.where(pos[None, :, None] >= pos[None, None, :], scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        return np.einsum("hij,jhd->ihd", weights, v).reshape(n, -1) @ self._layer(layer, "attn_output").T
+        return weights / weights.sum(axis=-1, keepdims=True)
+
+    def _attention(self, layer: int, x: Array, k: Array, v: Array, pos: NDArray[np.int64]) -> Array:
+        weights = self._probabilities(layer, x, k, pos)
+        v = np.repeat(v, self.n_head // self.n_head_kv, axis=1)
+        return np.einsum("hij,jhd->ihd", weights, v).reshape(len(x), -1) @ self._layer(layer, "attn_output").T
+
+    def probabilities(self, tokens: Sequence[int]) -> list[Array]:
+        """Attention probabilities of an exact prompt, one array ``[n_head][n_tokens][n_tokens]`` per layer."""
+        pos = np.arange(len(tokens))
+        x = self.weights["token_embd.weight"][list(tokens)]
+        found = []
+        for layer in range(self.n_layer):
+            h = self._rms_norm(x, self._layer(layer, "attn_norm"))
+            k = self._keys(h @ self._layer(layer, "attn_k").T, pos)
+            v = (h @ self._layer(layer, "attn_v").T).reshape(len(x), self.n_head_kv, self.head)
+            found.append(self._probabilities(layer, h, k, pos))
+            x = x + self._attention(layer, h, k, v, pos)
+            x = x + self._ffn(layer, self._rms_norm(x, self._layer(layer, "ffn_norm")))
+        return found
 
     def _ffn(self, layer: int, x: Array) -> Array:
         gate = x @ self._layer(layer, "ffn_gate").T

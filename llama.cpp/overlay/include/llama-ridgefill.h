@@ -87,6 +87,10 @@ struct llama_ridgefill_context_params {
 
 LLAMA_API struct llama_ridgefill_context_params llama_ridgefill_default_context_params(void);
 
+// whether the memory of a context allows keep_states; if not (recurrent layers, sliding windows that drop cells),
+// llama_ridgefill_last_error says why
+LLAMA_API bool llama_ridgefill_can_keep_states(const struct llama_context * ctx);
+
 // use maps in a context, NULL to stop using them
 // refuses (non-zero, see llama_ridgefill_last_error) an architecture that the graph rewrite cannot serve
 LLAMA_API int32_t llama_set_ridgefill(
@@ -207,6 +211,7 @@ LLAMA_API const float     * llama_ridgefill_head_scores    (const struct llama_c
 LLAMA_API int32_t llama_ridgefill_seq_upper(struct llama_context * ctx, llama_seq_id seq_id, const llama_pos * pos, int32_t n);
 
 // replace the next rows of a sequence that are not those of an exact prefill, n_max at most, the first ones first
+// seq_id < 0: of all sequences that can be healed, in equal shares
 // returns their number, 0 if the sequence is exact, -1 on error
 LLAMA_API int32_t llama_ridgefill_seq_heal(struct llama_context * ctx, llama_seq_id seq_id, int32_t n_max);
 

@@ -19,6 +19,13 @@ struct llama_ridgefill_marks;
 struct llama_ubatch;
 class  llama_batch_allocr;
 
+// a cached row that runs again
+struct llama_ridgefill_row {
+    llama_seq_id seq_id;
+    llama_pos    pos;
+    int64_t      out = -1; // the row of the logits that it gets, -1 for none
+};
+
 // the RidgeFill part of a llama_context
 class llama_ridgefill_context {
 public:

@@ -4,7 +4,7 @@
 #include <string>
 
 // what llama_ridgefill_last_error returns on this thread; logged unless empty
-void         llama_ridgefill_set_error(const std::string & msg);
+void         llama_ridgefill_set_error(const std::string & msg, bool log = true);
 const char * llama_ridgefill_get_error();
 
 // run `fn`, return `failed` and keep the message if it throws

@@ -183,7 +183,12 @@ static void rewrite_lower(const llama_model & model, llm_graph_result & res, con
     res.t_logits = nullptr; // the rows get their logits later
 }
 
-static void rewrite_upper(const llama_model & model, llm_graph_result & res, const llama_ridgefill_cparams & cur) {
+// rows that came as embeddings have no token
+static bool has_all_tokens(const llama_ubatch & ubatch) {
+    return std::find(ubatch.token, ubatch.token + ubatch.n_tokens, LLAMA_TOKEN_NULL) == ubatch.token + ubatch.n_tokens;
+}
+
+static void rewrite_upper(const llama_model & model, llm_graph_result & res, const llama_ridgefill_cparams & cur, const llama_ubatch & ubatch) {
     auto * ctx = res.get_ctx();
     auto * gf  = res.get_gf();
 
@@ -205,6 +210,10 @@ static void rewrite_upper(const llama_model & model, llm_graph_result & res, con
         llama_ridgefill_collect(res.t_logits, reached);
     }
 
+    if (reached.count(res.get_inp_tokens()) && !has_all_tokens(ubatch)) {
+        throw std::runtime_error(format("rows that came as embeddings cannot run again: upper layers of architecture '%s' read the input too", llm_arch_name(model.arch)));
+    }
+
     // the new node is the first that the upper layers need
     keep_only(res, reached);
 }
@@ -224,7 +233,7 @@ bool llama_ridgefill_on_build(const llama_model & model, const llm_graph_params 
             case LLAMA_RIDGEFILL_MODE_FULL:                                                                   break;
             case LLAMA_RIDGEFILL_MODE_FILL:  llama_ridgefill_rewrite_fill(model, res, *cur.maps, cur.split);  break;
             case LLAMA_RIDGEFILL_MODE_LOWER: rewrite_lower(model, res, cur);                                  break;
-            case LLAMA_RIDGEFILL_MODE_UPPER: rewrite_upper(model, res, cur);                                  break;
+            case LLAMA_RIDGEFILL_MODE_UPPER: rewrite_upper(model, res, cur, params.ubatch);                   break;
         }
         if (state_write) {
             ggml_build_forward_expand(res.get_gf(), state_write);

@@ -119,11 +119,8 @@ static std::vector<int32_t> find_rows(const llama_kv_cache & kv, const std::vect
         if ((size_t) (r.p1 - r.p0) > n_cells || (kv.get_n_stream() > 1 && r.seq_id >= (llama_seq_id) kv.get_n_stream())) {
             throw std::runtime_error(format("split states: there are no rows [%d, %d) of sequence %d in the cache", r.p0, r.p1, r.seq_id));
         }
-        std::vector<llama_pos> pos(r.p1 - r.p0);
-        for (size_t i = 0; i < pos.size(); ++i) {
-            pos[i] = r.p0 + i;
-        }
-        for (const int32_t cell : llama_ridgefill_cells::find(kv, r.seq_id, pos)) {
+        for (llama_pos pos = r.p0; pos < r.p1; ++pos) {
+            const int32_t cell = llama_ridgefill_cells::find(kv, r.seq_id, pos);
             if (cell < 0) {
                 throw std::runtime_error(format("split states: not all rows [%d, %d) of sequence %d are in the cache", r.p0, r.p1, r.seq_id));
             }

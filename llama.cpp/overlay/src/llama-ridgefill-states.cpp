@@ -4,6 +4,7 @@
 #include "llama-kv-cache-iswa.h"
 #include "llama-model.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 llama_ridgefill_cells::llama_ridgefill_cells(llama_memory_i * memory) {
@@ -15,34 +16,41 @@ llama_ridgefill_cells::llama_ridgefill_cells(llama_memory_i * memory) {
     }
 }
 
-std::vector<int32_t> llama_ridgefill_cells::find(const llama_kv_cache & kv, llama_seq_id seq_id, const std::vector<llama_pos> & pos) {
-    const auto &   cells = kv.get_cells(seq_id).seq_pos_get(seq_id);
-    const uint32_t offs  = kv.get_n_stream() > 1 ? seq_id*kv.get_size() : 0;
-
-    std::vector<int32_t> res(pos.size(), -1);
-    for (size_t i = 0; i < pos.size(); ++i) {
-        const auto it = cells.lower_bound({ pos[i], 0 });
-        if (it != cells.end() && it->first == pos[i]) {
-            res[i] = offs + it->second;
-        }
+std::string llama_ridgefill_cells::conflict(const llama_model & model) const {
+    if (!base || model.hparams.n_pos_per_embd() != 1) {
+        return format("architecture '%s' cannot run filled rows again: its memory is not an attention cache with one position per row", llm_arch_name(model.arch));
     }
-    return res;
+    if (swa && swa->get_size() < base->get_size()) {
+        return format("rows of architecture '%s' cannot run again once its sliding windows have dropped them (hint: keep their cells with swa_full or --swa-full)",
+                llm_arch_name(model.arch));
+    }
+    return "";
 }
 
-// any sequence of the stream that a row belongs to
-static llama_seq_id seq_of_row(const llama_kv_cache & kv, int32_t row) {
-    return kv.get_n_stream() > 1 ? row/kv.get_size() : 0;
+int32_t llama_ridgefill_cells::find(const llama_kv_cache & kv, llama_seq_id seq_id, llama_pos pos) {
+    const auto & cells = kv.get_cells(seq_id).seq_pos_get(seq_id);
+
+    const auto it = cells.lower_bound({ pos, 0 });
+    if (it == cells.end() || it->first != pos) {
+        return -1;
+    }
+    return it->second + (kv.get_n_stream() > 1 ? seq_id*kv.get_size() : 0);
 }
 
-llama_token llama_ridgefill_cells::token(const llama_kv_cache & kv, int32_t row) {
-    return kv.get_cells(seq_of_row(kv, row)).ext_get(row % kv.get_size()).tok;
+// any sequence of the stream that a cell belongs to
+static llama_seq_id seq_of_cell(const llama_kv_cache & kv, int32_t cell) {
+    return kv.get_n_stream() > 1 ? cell/kv.get_size() : 0;
 }
 
-void llama_ridgefill_cells::set_token(llama_kv_cache & kv, int32_t row, llama_token token) {
-    auto & cells = kv.get_cells(seq_of_row(kv, row));
-    auto ext = cells.ext_get(row % kv.get_size());
+llama_token llama_ridgefill_cells::token(const llama_kv_cache & kv, int32_t cell) {
+    return kv.get_cells(seq_of_cell(kv, cell)).ext_get(cell % kv.get_size()).tok;
+}
+
+void llama_ridgefill_cells::set_token(llama_kv_cache & kv, int32_t cell, llama_token token) {
+    auto & cells = kv.get_cells(seq_of_cell(kv, cell));
+    auto ext = cells.ext_get(cell % kv.get_size());
     ext.tok = token;
-    cells.ext_set(row % kv.get_size(), ext);
+    cells.ext_set(cell % kv.get_size(), ext);
 }
 
 llama_ridgefill_states::llama_ridgefill_states(const llama_model & model, const llama_kv_cache & kv, int32_t split, ggml_type type) {
@@ -77,5 +85,7 @@ void llm_graph_input_ridgefill_rows::set_input(const llama_ubatch * ubatch) {
 }
 
 bool llm_graph_input_ridgefill_rows::can_reuse(const llm_graph_params & params) {
-    return idxs->ne[0] == params.ubatch.n_tokens;
+    // whether rows without a token can run is checked when the graph is built
+    const auto * tokens = params.ubatch.token;
+    return idxs->ne[0] == params.ubatch.n_tokens && std::find(tokens, tokens + params.ubatch.n_tokens, LLAMA_TOKEN_NULL) == tokens + params.ubatch.n_tokens;
 }

@@ -6,6 +6,7 @@
 #include "ggml-cpp.h"
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 struct llama_memory_i;
@@ -18,12 +19,15 @@ struct llama_ridgefill_cells {
 
     explicit llama_ridgefill_cells(llama_memory_i * memory);
 
-    // rows of a cache [kv_size*n_stream] that hold the positions, -1 where there is none
-    static std::vector<int32_t> find(const llama_kv_cache & kv, llama_seq_id seq_id, const std::vector<llama_pos> & pos);
+    // why the rows of a prompt cannot be run again, "" if they can
+    std::string conflict(const llama_model & model) const;
 
-    // the token of such a row, upper layers of some architectures read it
-    static llama_token token    (const llama_kv_cache & kv, int32_t row);
-    static void        set_token(llama_kv_cache & kv, int32_t row, llama_token token);
+    // the cell of a cache, in [0, kv_size*n_stream), that holds a position, -1 if there is none
+    static int32_t find(const llama_kv_cache & kv, llama_seq_id seq_id, llama_pos pos);
+
+    // the token of a cell, upper layers of some architectures read it
+    static llama_token token    (const llama_kv_cache & kv, int32_t cell);
+    static void        set_token(llama_kv_cache & kv, int32_t cell, llama_token token);
 };
 
 // split states of the rows in the cache, by cell

@@ -8,33 +8,104 @@
 #include "llama-ridgefill-states.h"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 
-// the ubatch that rows of one sequence had when they got their cells
-static llama_ubatch build_ubatch(const llama_kv_cache & kv, llama_seq_id seq_id, const std::vector<llama_pos> & pos, const std::vector<int32_t> & cells) {
-    const uint32_t n      = pos.size();
-    const bool     stream = kv.get_n_stream() > 1;
+using upper_rows = std::vector<llama_ridgefill_row>;
 
-    auto data = std::make_shared<llama_ubatch::data_t>();
-    data->pos = pos;
-    data->n_seq_id.assign(n, 1);
-    data->seq_id_data.assign(n, seq_id);
-    data->seq_id_unq = { seq_id };
-    data->seq_idx.assign(LLAMA_MAX_SEQ, -1);
-    data->seq_idx[seq_id] = 0;
-    data->output.assign(n, 0);
-    data->batch_idxs.assign(n, 0);
-    for (uint32_t i = 0; i < n; ++i) {
-        data->token.push_back(llama_ridgefill_cells::token(kv, cells[i]));
-        data->seq_id.push_back(&data->seq_id_data[i]);
+// the cell of each row, throws if one is gone
+static std::vector<int32_t> find_cells(const llama_kv_cache & kv, const upper_rows & rows) {
+    std::vector<int32_t> res;
+    for (const auto & row : rows) {
+        res.push_back(llama_ridgefill_cells::find(kv, row.seq_id, row.pos));
+        if (res.back() < 0) {
+            throw std::runtime_error(format("position %d of sequence %d is not in the cache (hint: sliding windows drop old cells unless they are kept in full)", row.pos, row.seq_id));
+        }
+    }
+    return res;
+}
+
+// the rows of each ubatch; those of one sequence stay in their order
+// unified cache: any mix of sequences, no cell twice; otherwise equal numbers of rows of consecutive sequences
+static std::vector<upper_rows> split_rows(const llama_kv_cache & kv, const upper_rows & rows, size_t n_ubatch) {
+    std::vector<upper_rows> res;
+
+    if (kv.get_n_stream() == 1) {
+        std::set<int32_t> seen;
+        for (const auto & row : rows) {
+            const int32_t cell = llama_ridgefill_cells::find(kv, row.seq_id, row.pos);
+            if (res.empty() || res.back().size() == n_ubatch || seen.count(cell)) {
+                res.emplace_back();
+                seen.clear();
+            }
+            seen.insert(cell);
+            res.back().push_back(row);
+        }
+        return res;
     }
 
+    std::map<llama_seq_id, upper_rows> left; // the next row last
+    for (auto it = rows.rbegin(); it != rows.rend(); ++it) {
+        left[it->seq_id].push_back(*it);
+    }
+    while (!left.empty()) {
+        const llama_seq_id first = left.begin()->first;
+        size_t n_seqs = 0;
+        size_t n_rows = n_ubatch;
+        for (const auto & [seq_id, cur] : left) {
+            if (seq_id != first + (llama_seq_id) n_seqs || n_seqs == n_ubatch) {
+                break;
+            }
+            n_rows = std::min(n_rows, cur.size());
+            n_seqs++;
+        }
+        n_rows = std::min(n_rows, n_ubatch/n_seqs);
+
+        res.emplace_back();
+        for (size_t s = 0; s < n_seqs; ++s) {
+            const auto it = left.find(first + s);
+            res.back().insert(res.back().end(), it->second.rbegin(), it->second.rbegin() + n_rows);
+            it->second.resize(it->second.size() - n_rows);
+            if (it->second.empty()) {
+                left.erase(it);
+            }
+        }
+    }
+    return res;
+}
+
+// the ubatch that the rows could have had when they got their cells
+static llama_ubatch build_ubatch(const llama_kv_cache & kv, const upper_rows & rows, const std::vector<int32_t> & cells) {
+    const uint32_t n     = rows.size();
+    const bool     equal = kv.get_n_stream() > 1;
+
+    auto data = std::make_shared<llama_ubatch::data_t>();
+    data->n_seq_id.assign(n, 1);
+    data->seq_idx.assign(LLAMA_MAX_SEQ, -1);
+    data->batch_idxs.assign(n, 0);
+    data->seq_id_data.reserve(n);
+
+    std::set<llama_seq_id> seq_ids;
+    for (uint32_t i = 0; i < n; ++i) {
+        data->pos.push_back(rows[i].pos);
+        data->output.push_back(rows[i].out >= 0);
+        data->token.push_back(llama_ridgefill_cells::token(kv, cells[i]));
+        data->seq_id_data.push_back(rows[i].seq_id);
+        data->seq_id.push_back(&data->seq_id_data[i]);
+        seq_ids.insert(rows[i].seq_id);
+    }
+    for (const llama_seq_id seq_id : seq_ids) {
+        data->seq_idx[seq_id] = data->seq_id_unq.size();
+        data->seq_id_unq.push_back(seq_id);
+    }
+
+    const uint32_t n_seqs = equal ? seq_ids.size() : n;
     return {
-        /*.b_equal_seqs =*/ stream,
+        /*.b_equal_seqs =*/ equal,
         /*.n_tokens     =*/ n,
-        /*.n_seq_tokens =*/ stream ? n : 1,
-        /*.n_seqs       =*/ stream ? 1 : n,
-        /*.n_seqs_unq   =*/ 1,
+        /*.n_seq_tokens =*/ n/n_seqs,
+        /*.n_seqs       =*/ n_seqs,
+        /*.n_seqs_unq   =*/ (uint32_t) seq_ids.size(),
         /*.n_pos        =*/ 1,
 
         /*.token        =*/ data->token.data(),
@@ -49,43 +120,46 @@ static llama_ubatch build_ubatch(const llama_kv_cache & kv, llama_seq_id seq_id,
     };
 }
 
-static llama_kv_cache::slot_info build_slot(const llama_kv_cache & kv, llama_seq_id seq_id, const std::vector<int32_t> & cells) {
-    const uint32_t stream = kv.get_n_stream() > 1 ? seq_id : 0;
-
-    llama_kv_cache::slot_info res;
-    res.s0   = stream;
-    res.s1   = stream;
-    res.strm = { (llama_seq_id) stream };
-    res.idxs.resize(1);
+static llama_kv_cache::slot_info build_slot(const llama_kv_cache & kv, const std::vector<int32_t> & cells) {
+    llama_kv_cache::slot_info res = {};
     for (const int32_t cell : cells) {
-        res.idxs[0].push_back(cell - stream*kv.get_size());
+        const llama_seq_id stream = cell/kv.get_size();
+        if (res.strm.empty() || res.strm.back() != stream) {
+            res.strm.push_back(stream);
+            res.idxs.emplace_back();
+        }
+        res.idxs.back().push_back(cell % kv.get_size());
     }
+    res.s0 = res.strm.front();
+    res.s1 = res.strm.back();
     res.in_place = true;
     return res;
 }
 
-// where the rows of one ubatch are in the caches; throws if one is gone
-static std::vector<int32_t> find_cells(const llama_kv_cache & kv, llama_seq_id seq_id, const std::vector<llama_pos> & pos) {
-    auto res = llama_ridgefill_cells::find(kv, seq_id, pos);
-    for (size_t i = 0; i < pos.size(); ++i) {
-        if (res[i] < 0) {
-            throw std::runtime_error(format("position %d of sequence %d is not in the cache (hint: sliding windows drop old cells unless they are kept in full)", pos[i], seq_id));
-        }
+static llama_memory_context_ptr build_memory_context(llama_memory_i * memory, const upper_rows & rows, const llama_ubatch & ubatch) {
+    const llama_ridgefill_cells kvs(memory);
+
+    const auto slots = [&](const llama_kv_cache & kv) {
+        return llama_kv_cache::slot_info_vec_t { build_slot(kv, find_cells(kv, rows)) };
+    };
+    if (kvs.swa) {
+        return std::make_unique<llama_kv_cache_iswa_context>(static_cast<llama_kv_cache_iswa *>(memory), slots(*kvs.base), slots(*kvs.swa),
+                std::vector<llama_ubatch> { ubatch });
     }
-    return res;
+    return std::make_unique<llama_kv_cache_context>(kvs.base, slots(*kvs.base), std::vector<llama_ubatch> { ubatch });
 }
 
-void llama_context::ridgefill_upper(llama_seq_id seq_id, const std::vector<llama_pos> & pos, const std::vector<llama_ridgefill_context::tail_output> & outputs) {
+void llama_context::ridgefill_upper(const std::vector<llama_ridgefill_row> & rows) {
     if (!ridgefill.states) {
         throw std::runtime_error("split states are not kept (hint: keep_states of llama_ridgefill_context_params)");
     }
 
-    const llama_ridgefill_cells kvs(memory.get());
+    const llama_kv_cache & kv = *llama_ridgefill_cells(memory.get()).base;
     auto & marks = memory->ridgefill;
 
-    for (const llama_pos p : pos) {
-        if (!marks.states[seq_id].contains(p)) {
-            throw std::runtime_error(format("position %d of sequence %d has no split state (hint: it came with a saved state, or ran before the maps were set)", p, seq_id));
+    for (const auto & row : rows) {
+        if (!marks.states[row.seq_id].contains(row.pos)) {
+            throw std::runtime_error(format("position %d of sequence %d has no split state (hint: it came with a saved state, or ran before the maps were set)", row.pos, row.seq_id));
         }
     }
 
@@ -96,37 +170,13 @@ void llama_context::ridgefill_upper(llama_seq_id seq_id, const std::vector<llama
     // callers of the last decode can still read its outputs
     const auto n_outputs_org = n_outputs;
 
-    for (size_t i0 = 0; i0 < pos.size(); i0 += cparams.n_ubatch) {
-        const std::vector<llama_pos> part(pos.begin() + i0, pos.begin() + std::min(pos.size(), i0 + cparams.n_ubatch));
+    for (const auto & part : split_rows(kv, rows, cparams.n_ubatch)) {
+        ridgefill.rows = find_cells(kv, part);
 
-        const auto cells  = find_cells(*kvs.base, seq_id, part);
-        auto       ubatch = build_ubatch(*kvs.base, seq_id, part, cells);
+        const auto ubatch = build_ubatch(kv, part, ridgefill.rows);
+        const auto mctx   = build_memory_context(memory.get(), part, ubatch);
 
-        llama_memory_context_ptr mctx;
-        if (kvs.swa) {
-            mctx = std::make_unique<llama_kv_cache_iswa_context>(static_cast<llama_kv_cache_iswa *>(memory.get()),
-                    llama_kv_cache::slot_info_vec_t { build_slot(*kvs.base, seq_id, cells) },
-                    llama_kv_cache::slot_info_vec_t { build_slot(*kvs.swa,  seq_id, find_cells(*kvs.swa, seq_id, part)) },
-                    std::vector<llama_ubatch> { ubatch });
-        } else {
-            mctx = std::make_unique<llama_kv_cache_context>(kvs.base,
-                    llama_kv_cache::slot_info_vec_t { build_slot(*kvs.base, seq_id, cells) },
-                    std::vector<llama_ubatch> { ubatch });
-        }
-
-        ridgefill.rows = cells;
-
-        // outputs that this ubatch has, in its order
-        std::vector<int64_t> rows_out;
-        for (size_t i = 0; i < part.size(); ++i) {
-            for (const auto & out : outputs) {
-                if (out.pos == part[i]) {
-                    ubatch.output[i] = 1;
-                    rows_out.push_back(out.row);
-                }
-            }
-        }
-        n_outputs = rows_out.size();
+        n_outputs = std::count_if(part.begin(), part.end(), [](const auto & row) { return row.out >= 0; });
 
         ggml_status status;
         cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_UPPER;
@@ -134,14 +184,19 @@ void llama_context::ridgefill_upper(llama_seq_id seq_id, const std::vector<llama
         cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FULL;
 
         if (!res) {
-            throw std::runtime_error(format("failed to compute %zu rows, status %d", part.size(), (int) status));
+            n_outputs = n_outputs_org;
+            const std::string why = llama_ridgefill_get_error();
+            throw std::runtime_error(why.empty() ? format("failed to compute %zu rows, status %d", part.size(), (int) status) : why);
         }
 
-        if (auto * t_logits = rows_out.empty() ? nullptr : res->get_logits()) {
+        if (auto * t_logits = n_outputs == 0 ? nullptr : res->get_logits()) {
             const int64_t n_vocab = model.vocab.n_tokens();
             auto * backend = ggml_backend_sched_get_tensor_backend(sched.get(), t_logits);
-            for (size_t i = 0; i < rows_out.size(); ++i) {
-                ggml_backend_tensor_get_async(backend, t_logits, logits.data + rows_out[i]*n_vocab, i*n_vocab*sizeof(float), n_vocab*sizeof(float));
+            size_t i = 0;
+            for (const auto & row : part) {
+                if (row.out >= 0) {
+                    ggml_backend_tensor_get_async(backend, t_logits, logits.data + row.out*n_vocab, i++*n_vocab*sizeof(float), n_vocab*sizeof(float));
+                }
             }
         }
     }
@@ -162,64 +217,91 @@ static void mark_approximate(llama_ridgefill_marks & marks, llama_seq_id seq_id,
     }
 }
 
-// the prompts that the batch has ended: selected rows, then the tail
+// the rows of a prompt that can be selected: reused ones may be exact, or have no split state or cell
+static llama_ridgefill_ranges find_able(llama_memory_i * memory, llama_seq_id seq_id, llama_pos p_end) {
+    const llama_ridgefill_cells kvs(memory);
+    auto & marks = memory->ridgefill;
+
+    llama_ridgefill_ranges res;
+    for (const auto & r : marks.plan[seq_id].get()) {
+        for (llama_pos p = r.p0; p < std::min(r.p1, p_end); ++p) {
+            if (marks.filled[seq_id].contains(p) && marks.states[seq_id].contains(p) && (!kvs.swa || llama_ridgefill_cells::find(*kvs.swa, seq_id, p) >= 0)) {
+                res.add(p, p + 1, 0);
+            }
+        }
+    }
+    return res;
+}
+
+// the prompts that the batch has ended: the selected rows of all of them, then their tails
 bool llama_context::ridgefill_finish() {
     auto & marks = memory->ridgefill;
 
-    for (const auto & [seq_id, outputs] : ridgefill.finishing) {
-        auto & selection = ridgefill.selections.at(seq_id);
-        const llama_pos p_tail = selection.n_prompt - selection.tail;
+    struct prompt {
+        llama_pos              p_tail;
+        llama_pos              from; // the first approximate row
+        std::vector<llama_pos> selected;
+        llama_ridgefill_ranges rerun;
+    };
+    std::map<llama_seq_id, prompt> prompts;
 
-        try {
-            const llama_pos from = marks.approximate_from(seq_id);
-
-            // reused rows may be exact, or have no split state
-            llama_ridgefill_ranges able;
-            for (const auto & r : marks.plan[seq_id].get()) {
-                for (llama_pos p = r.p0; p < std::min(r.p1, p_tail); ++p) {
-                    if (marks.filled[seq_id].contains(p) && marks.states[seq_id].contains(p)) {
-                        able.add(p, p + 1, 0);
-                    }
-                }
+    try {
+        std::vector<llama_ridgefill_row> rows;
+        for (const auto & it : ridgefill.finishing) {
+            const llama_seq_id seq_id = it.first;
+            const auto & selection = ridgefill.selections.at(seq_id);
+            auto & cur = prompts[seq_id];
+            cur.p_tail   = std::max(0, selection.n_prompt - selection.tail);
+            cur.from     = marks.approximate_from(seq_id);
+            cur.selected = selection.choose(find_able(memory.get(), seq_id, cur.p_tail));
+            for (const llama_pos p : cur.selected) {
+                rows.push_back({ seq_id, p });
             }
-
-            ridgefill.selected = selection.choose(able);
-            ridgefill_upper(seq_id, ridgefill.selected);
-            for (const llama_pos p : ridgefill.selected) {
-                marks.filled[seq_id].erase(p, p + 1);
-            }
-
-            std::vector<llama_pos> rows;
-            for (llama_pos p = std::max(0, p_tail); p < selection.n_prompt; ++p) {
-                if (marks.is_pending(seq_id, p)) {
-                    rows.push_back(p);
-                }
-            }
-            ridgefill_upper(seq_id, rows, outputs);
-            marks.filled[seq_id].erase(p_tail, selection.n_prompt);
-
-            llama_ridgefill_ranges rerun;
-            for (const auto * part : { &ridgefill.selected, &rows }) {
-                for (const llama_pos p : *part) {
-                    rerun.add(p, p + 1, 0);
-                }
-            }
-            mark_approximate(marks, seq_id, from, rerun, selection.n_prompt);
-
-            ridgefill.counters.n_selected += ridgefill.selected.size();
-        } catch (const std::exception & err) {
-            llama_ridgefill_set_error(err.what());
-            llama_memory_seq_rm(memory.get(), seq_id, std::max(0, p_tail), -1);
-            ridgefill.selections.erase(seq_id);
-            ridgefill.finishing.clear();
-            return false;
         }
+        if (!rows.empty()) {
+            ridgefill_upper(rows);
+        }
+        for (const auto & row : rows) {
+            marks.filled[row.seq_id].erase(row.pos, row.pos + 1);
+            prompts[row.seq_id].rerun.add(row.pos, row.pos + 1, 0);
+        }
+        ridgefill.counters.n_selected += rows.size();
 
+        rows.clear();
+        for (const auto & [seq_id, outputs] : ridgefill.finishing) {
+            std::map<llama_pos, int64_t> out;
+            for (const auto & it : outputs) {
+                out[it.pos] = it.row;
+            }
+            for (llama_pos p = prompts[seq_id].p_tail; p < ridgefill.selections.at(seq_id).n_prompt; ++p) {
+                if (marks.is_pending(seq_id, p)) {
+                    rows.push_back({ seq_id, p, out.count(p) ? out[p] : -1 });
+                }
+            }
+        }
+        ridgefill_upper(rows);
+        for (const auto & row : rows) {
+            marks.filled[row.seq_id].erase(row.pos, row.pos + 1);
+            prompts[row.seq_id].rerun.add(row.pos, row.pos + 1, 0);
+        }
+    } catch (const std::exception & err) {
+        llama_ridgefill_set_error(err.what());
+        for (const auto & [seq_id, cur] : prompts) {
+            llama_memory_seq_rm(memory.get(), seq_id, cur.p_tail, -1);
+            ridgefill.selections.erase(seq_id);
+        }
+        ridgefill.finishing.clear();
+        return false;
+    }
+
+    for (auto & [seq_id, cur] : prompts) {
+        auto & selection = ridgefill.selections.at(seq_id);
+        mark_approximate(marks, seq_id, cur.from, cur.rerun, selection.n_prompt);
         selection.tensors.clear();
+        ridgefill.selected      = std::move(cur.selected);
         ridgefill.selected_last = std::move(selection);
         ridgefill.selections.erase(seq_id);
     }
-
     ridgefill.finishing.clear();
     return true;
 }
@@ -227,26 +309,45 @@ bool llama_context::ridgefill_finish() {
 int32_t llama_context::ridgefill_heal(llama_seq_id seq_id, int32_t n_max) {
     auto & marks = memory->ridgefill;
 
-    const llama_pos from = marks.approximate_from(seq_id);
-    const llama_pos last = memory->seq_pos_max(seq_id);
-    if (from > last) {
+    // the next row of each sequence, the largest position if it needs none
+    std::map<llama_seq_id, llama_pos> next;
+    if (seq_id >= 0) {
+        next[seq_id] = marks.approximate_from(seq_id);
+    } else {
+        for (const auto & [id, states] : marks.states) {
+            const llama_pos from = marks.approximate_from(id);
+            if (states.contains(from)) {
+                next[id] = from;
+            }
+        }
+    }
+
+    std::vector<llama_ridgefill_row> rows;
+    std::map<llama_seq_id, llama_pos> end;
+    int32_t n_seqs = next.size();
+    for (const auto & [id, from] : next) {
+        const llama_pos last = memory->seq_pos_max(id);
+        const int32_t   n    = (n_max - (int32_t) rows.size())/n_seqs--;
+        for (llama_pos p = from; p <= last && p - from < n; ++p) {
+            rows.push_back({ id, p });
+            end[id] = p + 1;
+        }
+    }
+    if (rows.empty()) {
         return 0;
     }
-
-    const int32_t n = std::min(n_max, last + 1 - from);
-    std::vector<llama_pos> pos(n);
-    for (int32_t i = 0; i < n; ++i) {
-        pos[i] = from + i;
-    }
-    ridgefill_upper(seq_id, pos);
+    ridgefill_upper(rows);
 
     // all rows before are exact, so these are now; later ones still saw what was filled here
-    marks.filled[seq_id].erase(from, from + n);
-    marks.healed_to[seq_id] = from + n;
-    if (from + n > last) {
-        marks.healed_to.erase(seq_id);
+    for (const auto & [id, p_end] : end) {
+        marks.filled[id].erase(next[id], p_end);
+        if (p_end > memory->seq_pos_max(id)) {
+            marks.healed_to.erase(id);
+        } else {
+            marks.healed_to[id] = p_end;
+        }
     }
-    ridgefill.counters.n_healed += n;
+    ridgefill.counters.n_healed += rows.size();
 
-    return n;
+    return rows.size();
 }

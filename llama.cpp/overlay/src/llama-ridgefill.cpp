@@ -123,6 +123,12 @@ int32_t llama_set_ridgefill(llama_context * ctx, llama_ridgefill * maps, llama_r
     return llama_ridgefill_guarded<int32_t>(-1, [&]() { return ctx->set_ridgefill(maps, params); });
 }
 
+bool llama_ridgefill_can_keep_states(const llama_context * ctx) {
+    const std::string why = ctx->ridgefill_states_conflict();
+    llama_ridgefill_set_error(why, false);
+    return why.empty();
+}
+
 int32_t llama_ridgefill_ctx_split(const llama_context * ctx) {
     return ctx->ridgefill_split();
 }
@@ -320,7 +326,11 @@ int32_t llama_ridgefill_seq_upper(llama_context * ctx, llama_seq_id seq_id, cons
         if (n < 0) {
             throw std::runtime_error(format("expected a number of rows of at least 0, found %d", n));
         }
-        ctx->ridgefill_upper(seq_id, { pos, pos + n });
+        std::vector<llama_ridgefill_row> rows;
+        for (int32_t i = 0; i < n; ++i) {
+            rows.push_back({ seq_id, pos[i] });
+        }
+        ctx->ridgefill_upper(rows);
         ctx->ridgefill.counters.n_selected += n;
         return n;
     });
@@ -328,7 +338,7 @@ int32_t llama_ridgefill_seq_upper(llama_context * ctx, llama_seq_id seq_id, cons
 
 int32_t llama_ridgefill_seq_heal(llama_context * ctx, llama_seq_id seq_id, int32_t n_max) {
     return llama_ridgefill_guarded<int32_t>(-1, [&]() {
-        check_seq(ctx, seq_id);
+        check_seq(ctx, std::max(0, seq_id));
         if (n_max < 1) {
             throw std::runtime_error(format("expected a number of rows of at least 1, found %d", n_max));
         }

@@ -1,0 +1,204 @@
+// what llama_context::decode calls around each batch and each of its ubatches
+
+#include "llama-batch.h"
+#include "llama-context.h"
+#include "llama-impl.h"
+#include "llama-model.h"
+#include "llama-ridgefill-context.h"
+#include "llama-ridgefill-error.h"
+#include "llama-ridgefill-maps.h"
+#include "llama-ridgefill-marks.h"
+
+#include <algorithm>
+
+bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, llama_context & ctx) {
+    ctx.ridgefill_update();
+
+    const auto & batch   = balloc.get_batch();
+    const auto & marks   = *ctx.ridgefill_marks();
+    const auto & cparams = ctx.get_cparams();
+
+    auto & mode = balloc.ridgefill_mode;
+    mode.clear();
+
+    if (capture && (uint32_t) batch.n_tokens > cparams.n_ubatch) {
+        llama_ridgefill_set_error(format("a captured batch must fit one ubatch: expected at most %u tokens, found %d", cparams.n_ubatch, batch.n_tokens));
+        return false;
+    }
+    n_outputs = 0;
+    finishing.clear();
+    if (!cparams.ridgefill.maps || (marks.plan.empty() && selections.empty())) {
+        return true;
+    }
+
+    bool any = false;
+    std::vector<int16_t> cur(batch.n_tokens, LLAMA_RIDGEFILL_MODE_FULL);
+
+    for (int32_t i = 0; i < batch.n_tokens; ++i) {
+        const llama_seq_id seq_id = batch.seq_id[i][0];
+        if (const auto it = selections.find(seq_id); it != selections.end() && batch.pos[i] >= it->second.n_prompt - it->second.tail) {
+            if (batch.n_seq_id[i] != 1 || !it->second.is_tail(batch.pos[i])) {
+                llama_ridgefill_set_error(format("position %d of sequence %d needs rows of a tail that waits for the selected rows (hint: end the batch with the prompt, in one sequence)",
+                            batch.pos[i], seq_id));
+                return false;
+            }
+            // ubatches of tails hold rows of one sequence
+            cur[i] = LLAMA_RIDGEFILL_MODE_LOWER + seq_id;
+            any    = true;
+            if (batch.pos[i] == it->second.n_prompt - 1) {
+                finishing[seq_id] = {};
+            }
+            continue;
+        }
+
+        bool fill = true;
+        for (int32_t s = 0; s < batch.n_seq_id[i] && fill; ++s) {
+            fill = marks.is_planned(batch.seq_id[i][s], batch.pos[i]);
+        }
+        if (!fill) {
+            continue;
+        }
+        if (batch.embd && !batch.token) {
+            continue; // images and the like run exact
+        }
+        if (batch.logits[i]) {
+            llama_ridgefill_set_error(format("position %d of sequence %d is marked as filled but asks for output (hint: only exact rows have logits)",
+                        batch.pos[i], batch.seq_id[i][0]));
+            return false;
+        }
+        cur[i] = LLAMA_RIDGEFILL_MODE_FILL;
+        any = true;
+    }
+
+    if (!any) {
+        return true;
+    }
+    if (const auto why = llama_ridgefill_conflict(cparams, ctx.has_adapters()); !why.empty()) {
+        llama_ridgefill_set_error("rows cannot be filled: " + why);
+        return false;
+    }
+    if (capture) {
+        llama_ridgefill_set_error("rows cannot be filled while sites are captured (hint: llama_ridgefill_capture(ctx, -1))");
+        return false;
+    }
+    if (!selections.empty() && ctx.has_samplers()) {
+        llama_ridgefill_set_error("rows cannot be selected: a sampler runs on the device, and the tail gets its logits after the other rows");
+        return false;
+    }
+    for (int32_t i = 0; i < batch.n_tokens; ++i) {
+        if (cur[i] >= LLAMA_RIDGEFILL_MODE_LOWER && batch.logits[i] && finishing.count(batch.seq_id[i][0]) == 0) {
+            llama_ridgefill_set_error(format("position %d of sequence %d asks for output before the end of its prompt (hint: the tail waits for the selected rows)",
+                        batch.pos[i], batch.seq_id[i][0]));
+            return false;
+        }
+    }
+    mode = std::move(cur);
+    return true;
+}
+
+void llama_ridgefill_context::on_ubatch(const llama_batch_allocr & balloc, const llama_ubatch & ubatch, llama_cparams & cparams) {
+    t_start_us = ggml_time_us();
+
+    const auto & mode = balloc.ridgefill_mode;
+    const int cur = mode.empty() ? 0 : mode.at(ubatch.data->batch_idxs.at(0));
+
+    cparams.ridgefill.mode = (llama_ridgefill_mode) std::min<int>(cur, LLAMA_RIDGEFILL_MODE_LOWER);
+
+    if (cparams.ridgefill.mode == LLAMA_RIDGEFILL_MODE_LOWER) {
+        auto & selection = selections.at(ubatch.seq_id[0][0]);
+        if (selection.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
+            const llama_pos last = ubatch.pos[ubatch.n_tokens - 1];
+            cparams.ridgefill.selection = &selection;
+            cparams.ridgefill.n_query   = std::max(0, std::min<int32_t>(ubatch.n_tokens, last + 1 - (selection.n_prompt - selection.n_query)));
+        }
+    }
+}
+
+// the largest score of each position, from scores by cell
+static void add_scores(llama_ridgefill_selection & selection, llama_seq_id seq_id, llama_memory_i & memory, const llama_hparams & hparams) {
+    const llama_ridgefill_cells kvs(&memory);
+
+    std::vector<float> data;
+    size_t i_scores = 0;
+    for (size_t i = 0; i < selection.heads.size(); ++i) {
+        const auto * t = selection.tensors.at(i);
+        data.resize(ggml_nelements(t));
+        ggml_backend_tensor_get(t, data.data(), 0, ggml_nbytes(t));
+
+        const auto & kv = kvs.swa && hparams.is_swa(selection.heads[i].layer) ? *kvs.swa : *kvs.base;
+        const auto & cells = kv.get_cells(seq_id).seq_pos_get(seq_id);
+        for (int64_t head = 0; head < t->ne[2]; ++head) {
+            auto & scores = selection.scores.at(i_scores++);
+            for (const auto & [pos, cell] : cells) {
+                if (pos < selection.n_prompt && cell < t->ne[0]) {
+                    scores[pos] = std::max(scores[pos], data[head*t->ne[0] + cell]);
+                }
+            }
+        }
+    }
+}
+
+void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_ubatch & ubatch, llama_memory_i & memory, llama_cparams & cparams) {
+    const bool fill  = cparams.ridgefill.mode == LLAMA_RIDGEFILL_MODE_FILL;
+    const bool lower = cparams.ridgefill.mode == LLAMA_RIDGEFILL_MODE_LOWER;
+
+    auto & marks = memory.ridgefill;
+
+    if (res && lower) {
+        const llama_seq_id seq_id = ubatch.seq_id[0][0];
+        auto & selection = selections.at(seq_id);
+        if (cparams.ridgefill.n_query > 0) {
+            add_scores(selection, seq_id, memory, cparams.ridgefill.maps->model.hparams);
+        }
+    }
+    cparams.ridgefill.selection = nullptr;
+    cparams.ridgefill.n_query   = 0;
+
+    cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FULL;
+
+    if (!res) {
+        return;
+    }
+
+    if (cparams.ridgefill.states) {
+        for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+            for (int32_t s = 0; s < ubatch.n_seq_id[i]; ++s) {
+                marks.states[ubatch.seq_id[i][s]].add(ubatch.pos[i], ubatch.pos[i] + 1, 0);
+            }
+        }
+    }
+
+    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+        if (!ubatch.output[i]) {
+            continue;
+        }
+        if (lower) {
+            finishing.at(ubatch.seq_id[i][0]).push_back({ ubatch.pos[i], n_outputs });
+        }
+        n_outputs++;
+    }
+
+    if (fill || lower || !marks.filled.empty()) {
+        const uint64_t id = lower ? llama_ridgefill_marks::ID_PENDING : fill ? cparams.ridgefill.maps->cell_id(cparams.ridgefill.split) : 0;
+        for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+            for (int32_t s = 0; s < ubatch.n_seq_id[i]; ++s) {
+                const llama_seq_id seq_id = ubatch.seq_id[i][s];
+                if (fill || lower) {
+                    marks.filled[seq_id].add(ubatch.pos[i], ubatch.pos[i] + 1, id);
+                } else if (const auto it = marks.filled.find(seq_id); it != marks.filled.end()) {
+                    it->second.erase(ubatch.pos[i], ubatch.pos[i] + 1);
+                }
+            }
+        }
+    }
+
+    if (capture) {
+        capture->on_done(*res);
+    }
+
+    const int64_t t_us = ggml_time_us() - t_start_us;
+
+    (fill ? counters.n_filled        : counters.n_exact)        += ubatch.n_tokens;
+    (fill ? counters.n_ubatch_filled : counters.n_ubatch_exact) += 1;
+    (fill ? counters.t_filled_us     : counters.t_exact_us)     += t_us;
+}
