@@ -235,6 +235,9 @@ static llama_ridgefill_ranges find_able(llama_memory_i * memory, llama_seq_id se
 
 // the prompts that the batch has ended: the selected rows of all of them, then their tails
 bool llama_context::ridgefill_finish() {
+    if (ridgefill.finishing.empty()) {
+        return true;
+    }
     auto & marks = memory->ridgefill;
 
     struct prompt {
