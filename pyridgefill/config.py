@@ -14,6 +14,9 @@ from pyridgefill.maps.base import read_base_model
 from pyridgefill.maps.read import read_maps
 from pyridgefill.spans import Span, parse_span
 
+# rows before and after a row that its score counts for, too, where neither caller nor maps file says
+POOL = (8, 40)
+
 # maps files beside a model are called <model without .gguf><suffix>
 MAPS_SUFFIX = ".ridgefill.gguf"
 
@@ -39,9 +42,10 @@ class RidgeFillConfig:
     skip_fingerprint
         Accept maps of another model of the same shape.
     select
-        None: what the maps file recommends, and no selection with a warning where the model's memory does not allow
-        it. Filled rows that run through all layers after all, before the tail does: `attention` takes those that the
-        retrieval heads of the prompt's last rows attend to, `stride` blocks at equal distances (a control).
+        Filled rows that run through all layers after all, before the tail does: `attention` takes those that the
+        retrieval heads of the prompt's last rows attend to, `stride` blocks at equal distances (a control). Where the
+        model's memory does not allow it (recurrent layers, sliding windows that drop cells), a recommended selection
+        is left out with a warning, and one that is asked for is an error.
     budget
         How many rows are selected: a share of the filled rows up to 1, a number of rows from 2 on.
     heads
@@ -62,10 +66,10 @@ class RidgeFillConfig:
     spans: tuple[Span, ...] = ()
     skip_fingerprint: bool = False
     select: Literal["none", "stride", "attention"] | None = None
-    budget: float = 0.05
+    budget: float | None = None
     heads: tuple[tuple[int, int], ...] = ()
-    pool: tuple[int, int] = (8, 40)
-    queries: int = 64
+    pool: tuple[int, int] | None = None
+    queries: int | None = None
     keep_states: bool = False
 
     def __post_init__(self) -> None:
@@ -76,7 +80,7 @@ class RidgeFillConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"RidgeFillConfig.{name}: expected at least {least}, found {value}")
-        if len(self.pool) != 2 or min(self.pool) < 0:
+        if self.pool is not None and (len(self.pool) != 2 or min(self.pool) < 0):
             raise ValueError(f"RidgeFillConfig.pool: expected rows before and after a row, found {self.pool}")
         for span in self.spans:
             try:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gguf import GGUFReader
 
 from pyridgefill.chat import chat_formatter
-from pyridgefill.config import RidgeFillConfig
+from pyridgefill.config import POOL, RidgeFillConfig
 from pyridgefill.evaluation.needle import KINDS, make_needles
 from pyridgefill.evaluation.repeats import repeated_rows
 from pyridgefill.evaluation.session import Session
@@ -79,7 +79,7 @@ def find_heads(
         ranking: list[ScoredPrompt] = []
         check: list[ScoredPrompt] = []
         for done, (kind, tokens, rows) in enumerate(prompts_made):
-            (check if kind in CHECK_KINDS else ranking).append(_score(session, tokens, rows, config.pool))
+            (check if kind in CHECK_KINDS else ranking).append(_score(session, tokens, rows, config.pool or POOL))
             on_progress(done + 1, len(prompts_made))
     return [head for split in splits for head in _choose(split, everyone, ranking, check, count)]
 
