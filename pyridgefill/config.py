@@ -14,11 +14,11 @@ from pyridgefill.maps.base import read_base_model
 from pyridgefill.maps.read import read_maps
 from pyridgefill.spans import Span, parse_span
 
-# rows before and after a row that its score counts for, too, where neither caller nor maps file says
-POOL = (8, 40)
-
 # maps files beside a model are called <model without .gguf><suffix>
 MAPS_SUFFIX = ".ridgefill.gguf"
+
+# what the engine takes where neither a caller nor the maps file says anything
+DEFAULT_BUDGET, DEFAULT_POOL, DEFAULT_QUERIES = 0.05, (8, 40), 64
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,9 @@ class RidgeFillConfig:
     skip_fingerprint
         Accept maps of another model of the same shape.
     select
-        Filled rows that run through all layers after all, before the tail does: `attention` takes those that the
-        retrieval heads of the prompt's last rows attend to, `stride` blocks at equal distances (a control). Where the
-        model's memory does not allow it (recurrent layers, sliding windows that drop cells), a recommended selection
-        is left out with a warning, and one that is asked for is an error.
+        None: what the maps file recommends, and no selection with a warning where the model's memory does not allow
+        it. Filled rows that run through all layers after all, before the tail does: `attention` takes those that the
+        retrieval heads of the prompt's last rows attend to, `stride` blocks at equal distances (a control).
     budget
         How many rows are selected: a share of the filled rows up to 1, a number of rows from 2 on.
     heads

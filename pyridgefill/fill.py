@@ -51,45 +51,48 @@ class Fill:
             context_params = _native.llama_ridgefill_default_context_params()
             if config.split is not None:
                 context_params.split = config.split
-            self._selection = self._find_selection(context_params.split)
-            self.select = next(name for name, value in _SELECT.items() if value == self._selection.type)
+            self.select = self._find_select(context_params.split)
             context_params.keep_states = config.keep_states or self.select != "none"
             _native.check(_native.llama_set_ridgefill(context, self._maps, context_params) == 0, "RidgeFill")
         except BaseException:
             self.close()
             raise
 
-    def _find_selection(self, split: int) -> _native.llama_ridgefill_select_params:
+    def _find_select(self, split: int) -> str:
         """How rows are selected; what the maps recommend is left out where the context cannot do it."""
-        config = self.config
-        params = _native.llama_ridgefill_default_select_params(self._maps or 0, split)
-        if config.select is not None:
-            params.type = _SELECT[config.select]
-        elif params.type != _SELECT["none"] and not _native.llama_ridgefill_can_keep_states(self._context):
+        if self.config.select is not None:
+            return self.config.select
+        recommended = _native.llama_ridgefill_default_select_params(self._maps or 0, split).type
+        select = next(name for name, value in _SELECT.items() if value == recommended)
+        if select != "none" and not _native.llama_ridgefill_can_keep_states(self._context):
             reason = _native.llama_ridgefill_last_error().decode("utf-8", errors="replace")
             warnings.warn(f"RidgeFill selects no rows, though the maps recommend it: {reason}", stacklevel=4)
-            params.type = _SELECT["none"]
-        if config.pool is not None:
-            params.n_before, params.n_after = config.pool
-        if config.queries is not None:
-            params.n_query = config.queries
-        if config.heads:
-            heads = [_native.llama_ridgefill_head(*head) for head in config.heads]
-            self._heads = (_native.llama_ridgefill_head * len(heads))(*heads)  # the structure only points to them
-            params.heads, params.n_heads = self._heads, len(heads)
-        return params
-
-    def _budget(self, n_filled: int) -> int:
-        """How many of the filled rows of a prompt are selected."""
-        budget = self.config.budget
-        if budget is None:
-            budget = _native.llama_ridgefill_default_budget(self._maps or 0)
-        return round(budget * n_filled if budget <= 1 else budget)
+            return "none"
+        return select
 
     @property
     def split(self) -> int:
         """The split in use."""
         return _native.llama_ridgefill_ctx_split(self._context)
+
+    @property
+    def budget(self) -> float:
+        """How many rows are selected, as in the configuration or as the maps recommend."""
+        if self.config.budget is not None:
+            return self.config.budget
+        return _native.llama_ridgefill_default_budget(self._maps or 0)
+
+    @property
+    def pool(self) -> tuple[int, int]:
+        """Rows before and after a row that its score counts for, too."""
+        defaults = _native.llama_ridgefill_default_select_params(self._maps or 0, self.split)
+        return self.config.pool or (defaults.n_before, defaults.n_after)
+
+    @property
+    def queries(self) -> int:
+        """Last rows of a prompt that ask."""
+        defaults = _native.llama_ridgefill_default_select_params(self._maps or 0, self.split)
+        return self.config.queries or int(defaults.n_query)
 
     def _plan_params(self) -> _native.llama_ridgefill_plan_params:
         params = _native.llama_ridgefill_default_plan_params(self._maps or 0)
@@ -127,11 +130,20 @@ class Fill:
             Ranges of rows that have no logits: the filled ones, and with selection the tail but for its last row.
         """
         mark(self._context, sequence, ranges)
-        tail, selects = self._plan_params().tail, self.select != "none" and bool(ranges)
-        params = _native.llama_ridgefill_select_params.from_buffer_copy(self._selection)
-        params.budget = self._budget(sum(end - start for start, end in ranges))
-        if not selects:
-            params.type = _SELECT["none"]
+        config, tail = self.config, self._plan_params().tail
+        selects = self.select != "none" and bool(ranges)
+        n_filled = sum(end - start for start, end in ranges)
+        budget = self.budget
+        params = _native.llama_ridgefill_select_params(
+            _SELECT[self.select] if selects else _SELECT["none"],
+            round(budget * n_filled) if budget <= 1 else round(budget),
+            *self.pool,
+            self.queries,
+            (_native.llama_ridgefill_head * max(1, len(config.heads)))(
+                *[_native.llama_ridgefill_head(*head) for head in config.heads]
+            ),
+            len(config.heads),
+        )
         done = _native.llama_ridgefill_seq_select(self._context, sequence, max(1, n_prompt), tail, params)
         _native.check(done == 0, "RidgeFill select")
         return [*ranges, (n_prompt - tail, n_prompt - 1)] if selects else list(ranges)

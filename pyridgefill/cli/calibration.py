@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from pyridgefill.builtin_corpora import BUILTIN, DEFAULT_CORPORA
 from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, TargetOption, WeightTypeOption
+from pyridgefill.cli.selection import print_trials, trial_file, with_heads, with_recommendation
 from pyridgefill.collect import CollectOptions
 from pyridgefill.collect import collect as run_collect
 from pyridgefill.collect_run import Progress
+from pyridgefill.config import RidgeFillConfig
 from pyridgefill.corpus import Corpus
 from pyridgefill.errors import Interrupted
 from pyridgefill.fit import DEFAULT_RECOMMENDED, FitOptions, fit_maps
@@ -23,6 +26,9 @@ from pyridgefill.statistics import Statistics
 from pyridgefill.statistics import merge as merge_statistics
 from pyridgefill.statistics_file import read_statistics, write_statistics
 from pyridgefill.sums import Settings
+
+if TYPE_CHECKING:
+    from pyridgefill.evaluation.propose import Trial
 
 CorpusOption = Annotated[
     list[str] | None,
@@ -155,6 +161,9 @@ def calibrate(
     sink: SinkOption = _SINK,
     tail: TailOption = _TAIL,
     min_prompt: MinPromptOption = _MIN_PROMPT,
+    heads: Annotated[
+        bool, typer.Option("--heads/--no-heads", help="Find retrieval heads, which selection needs.")
+    ] = True,
     errors: ErrorsOption = "strict",
     statistics: Annotated[
         Path | None, typer.Option("--statistics", help="Keep the sums in this file [default: deleted when done].")
@@ -162,7 +171,7 @@ def calibrate(
     resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a maps file: collect, then fit."""
+    """Make a maps file: collect, fit, find retrieval heads, and with --splits auto try which settings to recommend."""
     options = CollectOptions(
         splits=common.parse_splits(splits, read_base_model(model).block_count),
         targets=(common.choice("--target", target, TARGETS),),
@@ -179,10 +188,18 @@ def calibrate(
         _interrupted(sums)
     recommended = Recommended(sink=sink, tail=tail, min_prompt=min_prompt)
     maps = _fit(collected, FitOptions(options.targets[0], rank), None, recommended)
+    trials: list[Trial] = []
+    if heads:
+        config = RidgeFillConfig(sink=sink, tail=tail)
+        engine = {"n_threads": threads, "n_gpu_layers": n_gpu_layers}
+        with trial_file(output, maps, weight_type) as path:
+            maps = with_heads(model, path, maps, count=3, prompts=2, lengths=(1024, 2048), config=config, **engine)
+            if splits == "auto":
+                maps, trials = with_recommendation(model, path, maps, config, **engine)
     write_maps(output, maps, weight_type=weight_type)
     if statistics is None:
         sums.unlink()
-    _report_maps(output, maps, as_json=as_json)
+    _report_maps(output, maps, as_json=as_json, trials=trials)
 
 
 def _collect(
@@ -252,11 +269,13 @@ def _report_statistics(statistics: Statistics, *, as_json: bool) -> None:
         common.stdout.print(f"layer {layer}: {left_out.rows} rows not finite, first in chunks {left_out.chunks}")
 
 
-def _report_maps(path: Path, maps: MapSet, *, as_json: bool) -> None:
+def _report_maps(path: Path, maps: MapSet, *, as_json: bool, trials: Sequence[Trial] = ()) -> None:
     from pyridgefill.cli.files import describe, print_description
 
     description = describe(maps) | {"path": str(path)}
     if as_json:
-        common.print_json(description)
-    else:
-        print_description(description)
+        common.print_json(description | ({"trials": [asdict(trial) for trial in trials]} if trials else {}))
+        return
+    print_description(description)
+    if trials:
+        print_trials(trials)

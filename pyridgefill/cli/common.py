@@ -26,10 +26,14 @@ WeightTypeOption = Annotated[str, typer.Option("--type", help="Weight type: f32,
 TargetOption = Annotated[str, typer.Option("--target", help="What the maps predict: proj or input.")]
 
 
+# shares of the layers that run exact
+_CANDIDATES = (1 / 3, 5 / 12, 1 / 2, 2 / 3)
+
+
 def parse_splits(text: str, block_count: int) -> tuple[int, ...]:
-    """`auto` (two thirds of the layers run exact) or a comma-separated list."""
+    """`auto` (candidates from a third to two thirds of the layers) or a comma-separated list."""
     if text == "auto":
-        return (min(max(round(block_count * 2 / 3), 0), block_count - 2),)
+        return tuple(sorted({min(int(block_count * share), block_count - 2) for share in _CANDIDATES}))
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:

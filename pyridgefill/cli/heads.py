@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +11,12 @@ from rich.table import Table
 
 from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, WeightTypeOption
-from pyridgefill.config import RidgeFillConfig
+from pyridgefill.cli.selection import with_heads
+from pyridgefill.config import DEFAULT_POOL, DEFAULT_QUERIES, RidgeFillConfig
 from pyridgefill.maps import read_maps, write_maps
+
+# tokens of the prompts
+LENGTHS = (1024, 2048)
 
 
 def heads(
@@ -23,33 +27,34 @@ def heads(
     prompts: Annotated[int, typer.Option("--prompts", min=1, help="Needles of each kind and length.")] = 4,
     length: Annotated[list[int] | None, typer.Option("--length", help="Tokens of the prompts; repeatable.")] = None,
     tail: Annotated[int, typer.Option("--tail", min=64, help="Exact rows at the end; the question is there.")] = 256,
-    before: Annotated[int, typer.Option("--before", min=0, help="Rows before a row that its score counts for.")] = 8,
-    after: Annotated[int, typer.Option("--after", min=0, help="Rows after a row that its score counts for.")] = 40,
+    before: Annotated[
+        int, typer.Option("--before", min=0, help="Rows before a row that its score counts for.")
+    ] = DEFAULT_POOL[0],
+    after: Annotated[
+        int, typer.Option("--after", min=0, help="Rows after a row that its score counts for.")
+    ] = DEFAULT_POOL[1],
+    queries: Annotated[int, typer.Option("--queries", min=1, help="Last rows of a prompt that ask.")] = DEFAULT_QUERIES,
     threads: Annotated[int, typer.Option("--threads", help="0: the CPUs that this process may use.")] = 0,
     weight_type: WeightTypeOption = "f16",
     as_json: JsonOption = False,
 ) -> None:
     """Find the attention heads that point at what a question asks for, and store them with the maps."""
-    from pyridgefill.evaluation.heads import find_heads  # loads the native library
-
     stored = read_maps(maps)
-    with common.progress_bar("prompts") as bar:
-        task = bar.add_task("heads", total=None)
-        found = find_heads(
-            model,
-            RidgeFillConfig(maps=maps, sink=4, tail=tail, pool=(before, after)),
-            splits=[split.layer for split in stored.splits],
-            count=count,
-            prompts=prompts,
-            lengths=tuple(length or (1024, 2048)),
-            n_threads=threads,
-            on_progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
-    write_maps(output, replace(stored, heads=tuple(found)), weight_type=weight_type)
+    found = with_heads(
+        model,
+        maps,
+        stored,
+        count=count,
+        prompts=prompts,
+        lengths=tuple(length or LENGTHS),
+        config=RidgeFillConfig(sink=4, tail=tail, pool=(before, after), queries=queries),
+        n_threads=threads,
+    )
+    write_maps(output, found, weight_type=weight_type)
     if as_json:
-        common.print_json({"path": str(output), "heads": [asdict(item) for item in found]})
+        common.print_json({"path": str(output), "heads": [asdict(item) for item in found.heads]})
         return
     table = Table("split", "layer.head", "recall at 2, 5 and 10 %")
-    for item in found:
+    for item in found.heads:
         table.add_row(str(item.split), f"{item.layer}.{item.head}", common.format_recall(item.recall))
     common.stdout.print(table)

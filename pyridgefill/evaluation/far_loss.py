@@ -132,7 +132,7 @@ def exact_losses(
     ModelError
         If a text is too short.
     """
-    near = min(128, tail // 2) if near is None else near
+    near = default_near(tail) if near is None else near
     if not 1 <= near < tail:
         raise ModelError(f"{near} tokens of a tail of {tail} are not scored", "choose near from 1 to less than tail")
     session.set_maps(None)
@@ -140,15 +140,24 @@ def exact_losses(
     for text in texts:
         if len(text) <= sink + tail:
             raise ModelError(f"a text of {len(text)} tokens has no far context", f"give more than {sink + tail} tokens")
-        start = len(text) - tail
         exact = token_losses(session, text, tail)[near - 1 :]
-        removed = token_losses(session, [*text[:sink], *text[start:]], tail)[near - 1 :]
-        seen = set(zip(text[sink : start - 1], text[sink + 1 : start], strict=True))
-        pairs = zip(text[start + near - 1 : -1], text[start + near :], strict=True)
-        repeated = np.fromiter((pair in seen for pair in pairs), dtype=np.bool_)
-        found.append(FarText(tuple(text), tail, near, exact, removed, repeated))
+        removed = token_losses(session, [*text[:sink], *text[len(text) - tail :]], tail)[near - 1 :]
+        found.append(FarText(tuple(text), tail, near, exact, removed, repeated_tokens(text, sink, tail, near)))
         on_progress()
     return found
+
+
+def default_near(tail: int) -> int:
+    """Tokens of a tail that are not scored: 128, or half of a shorter tail."""
+    return min(128, tail // 2)
+
+
+def repeated_tokens(text: Sequence[int], sink: int, tail: int, near: int) -> Mask:
+    """Which scored tokens follow the same token as somewhere in the far context, `[tail - near]`."""
+    start = len(text) - tail
+    seen = set(zip(text[sink : start - 1], text[sink + 1 : start], strict=True))
+    pairs = zip(text[start + near - 1 : -1], text[start + near :], strict=True)
+    return np.fromiter((pair in seen for pair in pairs), dtype=np.bool_)
 
 
 def fill_losses(
@@ -166,6 +175,13 @@ def fill_losses(
         If the configuration fills rows of the tail.
     """
     session.set_maps(config)
+    return measured_losses(session, texts, on_progress=on_progress)
+
+
+def measured_losses(
+    session: Session, texts: Sequence[FarText], *, on_progress: Callable[[], None] = lambda: None
+) -> list[Array]:
+    """Like `fill_losses`, with what is set on the session."""
     losses = []
     for text in texts:
         losses.append(token_losses(session, text.tokens, text.tail)[text.near - 1 :])

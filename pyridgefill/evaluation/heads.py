@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gguf import GGUFReader
 
 from pyridgefill.chat import chat_formatter
-from pyridgefill.config import POOL, RidgeFillConfig
+from pyridgefill.config import DEFAULT_POOL, RidgeFillConfig
 from pyridgefill.evaluation.needle import KINDS, make_needles
 from pyridgefill.evaluation.repeats import repeated_rows
 from pyridgefill.evaluation.session import Session
@@ -32,9 +32,9 @@ def find_heads(
     count: int = 3,
     prompts: int = 4,
     lengths: Sequence[int] = (1024, 2048),
-    n_threads: int = 0,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    **options: Any,
 ) -> list[RetrievalHead]:
     """Rank the heads below each split by how well they find needles.
 
@@ -56,12 +56,12 @@ def find_heads(
         Needles per kind and length, and texts per length.
     lengths
         Tokens of the prompts.
-    n_threads
-        0: the CPUs that this process may use.
     seed
         Of the needles.
     on_progress
         Called with the number of finished prompts and of all.
+    **options
+        For `CaptureEngine`.
 
     Returns
     -------
@@ -71,15 +71,18 @@ def find_heads(
     highest = max(splits)
     counts = head_counts(model_path)[:highest]
     everyone = [(layer, head) for layer, n_head in enumerate(counts) for head in range(n_head)]
-    with Session(model_path, n_ctx=max(lengths) + 64, n_threads=n_threads) as session:
+    with Session(model_path, n_ctx=max(lengths) + 64, **options) as session:
+        pool = config.pool or DEFAULT_POOL
         prompts_made = [*_needles(session, config, lengths, prompts, seed), *_texts(session, config, lengths, prompts)]
         # no row is selected: the heads score all the same
         layers = tuple((layer, -1) for layer, n_head in enumerate(counts) if n_head > 0)
-        session.set_maps(replace(config, split=highest, select="attention", budget=0, min_prompt=0, heads=layers))
+        session.set_maps(
+            replace(config, split=highest, select="attention", budget=0, min_prompt=0, pool=pool, heads=layers)
+        )
         ranking: list[ScoredPrompt] = []
         check: list[ScoredPrompt] = []
         for done, (kind, tokens, rows) in enumerate(prompts_made):
-            (check if kind in CHECK_KINDS else ranking).append(_score(session, tokens, rows, config.pool or POOL))
+            (check if kind in CHECK_KINDS else ranking).append(_score(session, tokens, rows, pool))
             on_progress(done + 1, len(prompts_made))
     return [head for split in splits for head in _choose(split, everyone, ranking, check, count)]
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyridgefill.chunks import ChatFormatter, Tokenizer
 from pyridgefill.errors import ModelError
+from pyridgefill.evaluation.layout import Frame, assemble, make_frame, spread
 from pyridgefill.evaluation.needle_kinds import KINDS, Kind
+from pyridgefill.evaluation.score import value_score
 from pyridgefill.evaluation.session import Session
 from pyridgefill.evaluation.text import EVALUATION_CORPUS, token_windows
 
-__all__ = ["KINDS", "KeyedText", "Needle", "answer_hit", "count_hits", "make_keyed_texts", "make_needles"]
+__all__ = ["KINDS", "KeyedText", "Needle", "count_hits", "make_keyed_texts", "make_needles"]
 
-_MARK = "\x1fHAYSTACK\x1f"
 # beyond the value: a model may start with a space, a quote or a word
 _SPARE_TOKENS = 16
 
@@ -172,30 +172,30 @@ def _texts(
         values = _distinct_values(draw, made, keys)
         needles = [_needle(tokenizer, made, name, value) for name, value in zip(names, values, strict=True)]
         frames = [_frame(tokenizer, chat, made, name) for name in names]
-        head = frames[0][0]
-        longest = max(len(foot) for _, foot in frames)
-        if longest > tail:
-            raise ModelError(f"the question has {longest} tokens, the tail {tail}", "ask for a longer tail")
-        first, end = max(sink, len(head)), n_prompt - tail
+        for frame in frames:
+            frame.check(tail)
+        first, end = max(sink, len(frames[0].head)), n_prompt - tail
         depths = [0.05 + 0.9 * (j + (index + 0.5) / count) / keys for j in range(keys)]
-        starts = [first + round(d * (end - len(n[0]) - first)) for d, n in zip(depths, needles, strict=True)]
-        stops = [start + len(n[0]) for start, n in zip(starts, needles, strict=True)]
-        if starts[0] < first or any(a < b for a, b in zip([*starts[1:], end], stops, strict=True)):
-            raise ModelError(f"{keys} needles do not fit {end - first} rows", "ask for longer prompts or fewer keys")
+        starts = spread(first, end, [len(piece) for piece, _ in needles], depths)
+        pieces = [(start, piece) for start, (piece, _) in zip(starts, needles, strict=True)]
         hay = next(windows)
-        inserts = [(start, needle[0]) for start, needle in zip(starts, needles, strict=True)]
         yield KeyedText(
             tuple(
                 Needle(
-                    _assemble(head, inserts, hay, foot, n_prompt),
-                    value, depth, start, stop, start + value_rows.start, start + value_rows.stop, name, kind,
+                    tokens=assemble(frames[j], pieces, hay, n_prompt),
+                    value=values[j],
+                    depth=depths[j],
+                    start=starts[j],
+                    end=starts[j] + len(needles[j][0]),
+                    value_start=starts[j] + needles[j][1].start,
+                    value_end=starts[j] + needles[j][1].stop,
+                    key=names[j],
+                    kind=kind,
                 )
-                for name, value, depth, start, stop, (_, value_rows), (_, foot) in zip(
-                    names, values, depths, starts, stops, needles, frames, strict=True
-                )
+                for j in range(keys)
             ),
             end,
-        )  # fmt: skip
+        )
 
 
 def _distinct_values(draw: random.Random, kind: Kind, count: int) -> list[str]:
@@ -214,37 +214,12 @@ def _needle(tokenizer: Tokenizer, kind: Kind, key: str, value: str) -> tuple[lis
     return [*lead, *body, *stop], range(len(lead), len(lead) + len(body))
 
 
-def _frame(tokenizer: Tokenizer, chat: ChatFormatter | None, kind: Kind, key: str) -> tuple[list[int], list[int]]:
-    """The prompt's tokens before and after the text."""
-    words = {"key": key, "noun": kind.noun}
-    question, start_of_answer = (part.format(**words) for part in (kind.wording.question, kind.wording.answer))
-    request = f"{kind.wording.request.format(**words)}\n\n{_MARK}\n\n{question}"
-    if chat is None:
-        rendered = f"{request}\n\n{kind.wording.label}{start_of_answer}"
-    else:
-        rendered = chat([{"role": "user", "content": request}], []) + start_of_answer
-    head, foot = rendered.split(_MARK)
-    bos = [] if tokenizer.bos is None else [tokenizer.bos]
-    tokens = tokenizer.tokenize(head, parse_special=True)
-    return bos + tokens[len(bos) if bos and tokens[:1] == bos else 0 :], tokenizer.tokenize(foot, parse_special=True)
-
-
-def _assemble(
-    head: list[int], inserts: list[tuple[int, list[int]]], hay: list[int], foot: list[int], n_prompt: int
-) -> tuple[int, ...]:
-    """A prompt whose needles start at the given rows; the text fills what is left."""
-    tokens, used = list(head), 0
-    for start, needle in [*inserts, (n_prompt - len(foot), foot)]:
-        gap = start - len(tokens)
-        tokens += hay[used : used + gap]
-        tokens += needle
-        used += gap
-    return tuple(tokens)
-
-
-def answer_hit(answer: str, value: str) -> bool:
-    """Whether an answer contains a value; numbers may be written with separators."""
-    return value in re.sub(r"(?<=\d)[,. ](?=\d)", "", answer)
+def _frame(tokenizer: Tokenizer, chat: ChatFormatter | None, kind: Kind, key: str) -> Frame:
+    wording = kind.wording
+    request, question, answer = (
+        part.format(key=key, noun=kind.noun) for part in (wording.request, wording.question, wording.answer)
+    )
+    return make_frame(tokenizer, chat, request=request, question=question, answer=answer, label=wording.label)
 
 
 def count_hits(session: Session, needles: Sequence[Needle]) -> list[bool]:
@@ -258,5 +233,6 @@ def count_hits(session: Session, needles: Sequence[Needle]) -> list[bool]:
         for start, end in session.ranges:
             if start < needle.end and needle.start < end and not start <= needle.start < needle.end <= end:
                 raise ModelError("a needle lies across the border of the filled region", "choose another sink or tail")
-        hits.append(answer_hit(session.text(session.generate(logits, needle.answer_tokens)), needle.value))
+        answer = session.text(session.generate(logits, needle.answer_tokens))
+        hits.append(value_score(answer, [needle.value]) == 1)
     return hits

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 # tokens in a row that must be the same; shorter matches are mostly chance
 _LEAST = 4
 _LONGEST = 32
+# the last places of a frequent sequence
+_PLACES = 64
 
 
 def repeated_rows(tokens: Sequence[int], start: int, tail: int) -> list[int]:
@@ -35,7 +37,7 @@ def repeated_rows(tokens: Sequence[int], start: int, tail: int) -> list[int]:
         places.setdefault(tuple(tokens[row - _LEAST : row + 1]), []).append(row)
     found = set()
     for row in range(border + _LEAST, len(tokens)):
-        candidates = places.get(tuple(tokens[row - _LEAST : row + 1]), [])
+        candidates = places.get(tuple(tokens[row - _LEAST : row + 1]), [])[-_PLACES:]
         if candidates:
             found.add(max(candidates, key=lambda place: (_common_past(tokens, place, row, start, border), place)))
     return sorted(found)

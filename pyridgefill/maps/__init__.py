@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyridgefill.maps.base import BaseModel, read_base_model
-from pyridgefill.maps.baselines import identity_maps, poison_maps
+from pyridgefill.maps.baselines import identity_maps, poison_maps, zero_maps
 from pyridgefill.maps.model import (
     Calibration,
     MapSet,
@@ -33,4 +33,5 @@ __all__ = [
     "read_base_model",
     "read_maps",
     "write_maps",
+    "zero_maps",
 ]

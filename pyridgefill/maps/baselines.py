@@ -1,8 +1,9 @@
-"""Map sets that need no statistics: identity (the baseline and the ORACLE fixture) and random values (POISON)."""
+"""Map sets that need no statistics: identity (baseline and ORACLE fixture), zero, and random values (POISON)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -53,6 +54,33 @@ def identity_maps(
         splits=tuple(Split(split, "input") for split in splits),
         maps=tuple(maps),
         recommended=recommended or Recommended(split=splits[0]),
+    )
+
+
+def zero_maps(like: MapSet, split: int) -> MapSet:
+    """Maps that predict zero for every value that other maps predict: no weight, no bias that is not zero.
+
+    Parameters
+    ----------
+    like
+        The maps whose sites are served; heads and recommended settings are taken over.
+    split
+        One of its splits, the only one of the result.
+    """
+    maps = []
+    for item in like.maps:
+        if item.split == split:
+            last = item.weight if item.weight is not None else item.weight_b
+            assert last is not None, "a valid map has a weight"
+            shape = int(last.shape[0]), like.base.embedding_length
+            maps.append(SiteMap(split, item.layer, item.site, weight=np.zeros(shape, np.float32), solver="zero"))
+    chosen = next(item for item in like.splits if item.layer == split)
+    return replace(
+        like,
+        splits=(replace(chosen, rank=0),),
+        maps=tuple(maps),
+        heads=tuple(head for head in like.heads if head.split == split),
+        recommended=replace(like.recommended, split=split),
     )
 
 

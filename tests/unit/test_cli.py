@@ -159,5 +159,12 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert output(capsys, "--version")[0].strip() == __version__
     help_text = output(capsys, "--help")[0]
-    for command in ("calibrate", "collect", "merge", "fit", "pack", "inspect", "fetch-model", "serve"):
+    for command in ("calibrate", "collect", "merge", "fit", "pack", "inspect", "fetch-model", "eval", "serve"):
         assert command in help_text
+
+
+@pytest.mark.parametrize("command", ["needle", "far-loss", "kld", "ruler", "longbench"])
+def test_evaluations_share_their_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    help_text = output(capsys, "eval", command, "--help")[0]
+    for option in ("MODEL", "MAPS", "--ctx", "--split", "--select", "--budget", "--baseline", "--json", "--seed"):
+        assert option in help_text

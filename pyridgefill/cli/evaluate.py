@@ -1,0 +1,165 @@
+"""The `eval` commands: what fill costs in quality, beside baselines, on the same prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from pyridgefill.cli import common
+from pyridgefill.cli.eval_options import EvalOptions, lab, run_jobs, with_options
+
+app = typer.Typer(
+    name="eval",
+    help="Measure what fill costs in quality: exact, filled and baseline runs of the same prompts.",
+    no_args_is_help=True,
+)
+
+KindsOption = Annotated[
+    list[str] | None,
+    typer.Option("--kinds", help="digits, words, identifiers, german, chinese, uuids, multi-key; repeatable [digits]."),
+]
+TextsOption = Annotated[int, typer.Option("--texts", min=1, help="Texts of each length.")]
+
+
+@app.command("needle")
+@with_options
+def needle(
+    options: EvalOptions,
+    needles: Annotated[int, typer.Option("--needles", min=1, help="Needles of each kind and length.")] = 20,
+    kinds: KindsOption = None,
+    keys: Annotated[int, typer.Option("--keys", min=2, help="Needles in one text of kind multi-key.")] = 4,
+) -> None:
+    """Values hidden in the filled rows: does the answer contain the right one?"""
+    from pyridgefill.evaluation.jobs import needle_jobs
+
+    with lab(options) as (bench, setting, _):
+        jobs = needle_jobs(setting, lengths=options.lengths, kinds=kinds or ["digits"], needles=needles, keys=keys)
+        _show_scores("needles", run_jobs(bench, jobs))
+
+
+@app.command("ruler")
+@with_options
+def ruler(
+    options: EvalOptions,
+    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts of each task and length.")] = 20,
+    task: Annotated[list[str] | None, typer.Option("--task", help="A task; repeatable [all].")] = None,
+    squad: Annotated[Path | None, typer.Option("--squad", help="Questions in SQuAD's format, for the task qa.")] = None,
+) -> None:
+    """The task families of RULER: retrieval, variable tracking, word counts, question answering."""
+    from pyridgefill.evaluation.jobs import ruler_jobs
+    from pyridgefill.evaluation.ruler import check_tasks
+    from pyridgefill.evaluation.squad import SquadTask
+
+    extra: dict[str, Any] = {} if squad is None else {"qa": SquadTask(squad)}
+    tasks = check_tasks(task, extra)
+    with lab(options) as (bench, setting, _):
+        jobs = ruler_jobs(setting, lengths=options.lengths, tasks=tasks, prompts=prompts, extra=extra)
+        _show_scores("ruler", run_jobs(bench, jobs))
+
+
+@app.command("far-loss")
+@with_options
+def far_loss(
+    options: EvalOptions,
+    texts: TextsOption = 8,
+    near: Annotated[
+        int, typer.Option("--near", help="First tokens of the tail that are not scored; -1: 128, or half of the tail.")
+    ] = -1,
+    threshold: Annotated[
+        float, typer.Option("--threshold", min=0, help="What far context is worth to a far token: nats.")
+    ] = 0.6931,
+) -> None:
+    """Loss on the tokens of the tail that depend on distant context."""
+    from pyridgefill.evaluation.far_loss import default_near
+    from pyridgefill.evaluation.jobs import far_loss_jobs
+
+    with lab(options) as (bench, setting, _):
+        skipped = default_near(setting.tail) if near < 0 else near
+        jobs = far_loss_jobs(setting, lengths=options.lengths, texts=texts, near=skipped, threshold=threshold)
+        table = Table("tokens", "variant", "group", "n", "exact", "loss", "removed", "change of loss", "of perplexity")
+        for job, result in run_jobs(bench, jobs):
+            for name, group in result.get("groups", {}).items():
+                numbers = [f"{group[key]:.3f}" for key in ("exact", "fill", "removed")]
+                changes = [_percent(group[key]) for key in ("relative", "perplexity")]
+                table.add_row(str(job.params["ctx"]), job.variant.name, name, str(group["tokens"]), *numbers, *changes)
+        common.stdout.print(table)
+
+
+@app.command("kld")
+@with_options
+def kld(
+    options: EvalOptions,
+    texts: TextsOption = 8,
+    generated: Annotated[
+        int, typer.Option("--generated", min=0, max=256, help="Tokens of the exact model's continuation.")
+    ] = 32,
+) -> None:
+    """KL divergence from the exact model and top-1 agreement, on the tail and on what the exact model says next."""
+    from pyridgefill.evaluation.jobs import kld_jobs
+
+    with lab(options) as (bench, setting, folder):
+        jobs = kld_jobs(setting, lengths=options.lengths, texts=texts, generated=generated, folder=folder)
+        table = Table("tokens", "variant", "loss", "perplexity", "rows", "n", "KL", "KL, 99 %", "top-1")
+        for job, result in run_jobs(bench, jobs):
+            head = [str(job.params["ctx"]), job.variant.name, f"{result['loss']:.4f}", f"{result['perplexity']:.3f}"]
+            if job.variant.name == "exact":
+                table.add_row(*head)
+            for part in ("tail", "generated"):
+                if part in result:
+                    row = result[part]
+                    table.add_row(
+                        *head, part, str(row["rows"]), _interval(row["kl"], ".4f"), f"{row['kl_99']:.3f}",
+                        _interval(row["top1"], ".1%"),
+                    )  # fmt: skip
+        common.stdout.print(table)
+
+
+@app.command("longbench")
+@with_options
+def longbench(
+    options: EvalOptions,
+    data: Annotated[Path, typer.Option("--data", help="LongBench v2's JSON file.")],
+    limit: Annotated[int, typer.Option("--limit", min=0, help="The first records only; 0: all.")] = 0,
+) -> None:
+    """LongBench v2: multiple choice over long texts, by the logits of the letters; long texts lose their middle."""
+    from pyridgefill.evaluation.jobs import longbench_jobs
+
+    with lab(options) as (bench, setting, _):
+        jobs = longbench_jobs(setting, lengths=options.lengths, path=data, limit=limit)
+        table = Table("tokens", "variant", "right", "accuracy", "difference, points", "p", "same choice")
+        for job, result in run_jobs(bench, jobs):
+            same = _interval(result["same_choice"], ".1%") if "same_choice" in result else ""
+            table.add_row(str(job.params["ctx"]), job.variant.name, *_hits(result), same)
+        common.stdout.print(table)
+
+
+def _show_scores(title: str, rows: list[tuple[Any, dict[str, Any]]]) -> None:
+    table = Table("tokens", "kind", "variant", "all found", "accuracy", "difference, points", "p", "score", title=title)
+    for job, result in rows:
+        score = _interval(result["score"], ".3f")
+        table.add_row(str(job.params["ctx"]), str(job.params["kind"]), job.variant.name, *_hits(result), score)
+    common.stdout.print(table)
+
+
+def _hits(result: dict[str, Any]) -> list[str]:
+    compared = "difference" in result
+    return [
+        f"{result['hits']} of {result['prompts']}",
+        _interval(result["accuracy"], ".1%"),
+        _interval(result["difference"], "+.1f") if compared else "",
+        f"{result['mcnemar_p']:.3f}" if compared else "",
+    ]
+
+
+def _interval(value: dict[str, float | None], form: str) -> str:
+    """A value and its 95 % interval, which one text alone does not have."""
+    if value["low"] is None or value["high"] is None:
+        return format(value["value"], form)
+    return f"{value['value']:{form}} ({value['low']:{form}} to {value['high']:{form}})"
+
+
+def _percent(value: dict[str, float | None]) -> str:
+    return _interval(value, "+.1%")

@@ -1,0 +1,129 @@
+"""Prompts whose answers are scored by values: run them, and compare them with the exact model's scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from pyridgefill.errors import ModelError
+from pyridgefill.evaluation.intervals import mcnemar, mean_difference, paired_bootstrap, wilson
+from pyridgefill.evaluation.needle import Needle
+from pyridgefill.evaluation.score import value_score
+from pyridgefill.evaluation.session import Session
+
+_DEPTH_BINS = 5
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and what its answer must contain.
+
+    Attributes
+    ----------
+    tokens
+        The whole prompt; the question is at its end.
+    values, any_of
+        What is wanted, all of it or one of it.
+    rows
+        Ranges of rows that hold what the answer needs.
+    depth
+        Where these are, from 0 to 1; the mean if they are many.
+    answer_tokens
+        Tokens that the answer may take.
+    """
+
+    tokens: tuple[int, ...]
+    values: tuple[str, ...]
+    rows: tuple[tuple[int, int], ...]
+    depth: float
+    answer_tokens: int
+    any_of: bool = False
+
+    @classmethod
+    def of(cls, needle: Needle) -> Prompt:
+        """The prompt of a needle."""
+        rows = ((needle.start, needle.end),)
+        return cls(needle.tokens, (needle.value,), rows, needle.depth, needle.answer_tokens)
+
+
+def run_prompts(session: Session, prompts: Sequence[Prompt], advance: Callable[[], None]) -> dict[str, Any]:
+    """Answer each prompt greedily with what is set on the session.
+
+    Returns
+    -------
+    dict
+        Lists by prompt: `scores` from 0 to 1, `depths`, `answers`; and the mean numbers of rows `filled`, `selected`.
+
+    Raises
+    ------
+    ModelError
+        If rows are filled, but not all that hold what an answer needs.
+    """
+    scores, answers, filled, selected = [], [], [], []
+    for prompt in prompts:
+        logits = session.prefill(prompt.tokens, reuse=True)[-1]
+        for start, end in prompt.rows if session.ranges else ():
+            if not any(first <= start and end <= last for first, last in session.ranges):
+                raise ModelError(
+                    f"rows {start} to {end} hold an answer and are not filled", "choose another sink or tail"
+                )
+        answer = session.text(session.generate(logits, prompt.answer_tokens))
+        scores.append(value_score(answer, prompt.values, any_of=prompt.any_of))
+        answers.append(answer)
+        filled.append(sum(end - start for start, end in session.ranges))
+        selected.append(len(session.selected))
+        advance()
+    return {
+        "scores": scores,
+        "depths": [prompt.depth for prompt in prompts],
+        "answers": answers,
+        "filled": float(np.mean(filled)),
+        "selected": float(np.mean(selected)),
+    }
+
+
+def summarise(result: dict[str, Any], exact: dict[str, Any] | None, seed: int) -> dict[str, Any]:
+    """Add the statistics to a result.
+
+    Parameters
+    ----------
+    result
+        From `run_prompts`.
+    exact
+        The exact model's result on the same prompts; None for its own.
+    seed
+        Of the bootstrap.
+
+    Returns
+    -------
+    dict
+        `result` with `hits` (all values found) and their Wilson interval `accuracy`, `by_depth`, the mean `score` with
+        its bootstrap interval; against exact `difference` of scores in points, and `mcnemar_p` for the hits.
+    """
+    scores = np.asarray(result["scores"], dtype=np.float64)
+    hits = scores == 1
+    bins = np.minimum((np.asarray(result["depths"]) * _DEPTH_BINS).astype(int), _DEPTH_BINS - 1)
+    summary = {
+        **result,
+        "prompts": len(scores),
+        "hits": int(hits.sum()),
+        "accuracy": asdict(wilson(int(hits.sum()), len(hits))),
+        "score": asdict(paired_bootstrap(mean_difference, (np.zeros_like(scores), scores), seed=seed)),
+        "by_depth": [
+            {
+                "depth": (index + 0.5) / _DEPTH_BINS,
+                "prompts": int((bins == index).sum()),
+                **asdict(wilson(int(hits[bins == index].sum()), int((bins == index).sum()))),
+            }
+            for index in range(_DEPTH_BINS)
+            if (bins == index).any()
+        ],
+    }
+    if exact is not None:
+        others = np.asarray(exact["scores"], dtype=np.float64)
+        summary["difference"] = asdict(paired_bootstrap(mean_difference, (100 * others, 100 * scores), seed=seed))
+        summary["mcnemar_p"] = mcnemar((others == 1).tolist(), hits.tolist())
+    return summary

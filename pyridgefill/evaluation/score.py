@@ -1,0 +1,43 @@
+"""Scores answers by the values in them, not by wording."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+# a unit with a letter or digit, eight times or more without a break
+_LOOP = re.compile(r"(?s)(.{1,24}?)\1{7,}")
+
+
+def is_degenerate(answer: str) -> bool:
+    """Whether an answer is empty, broken, or a loop: no value in it was retrieved on purpose."""
+    text = answer.strip()
+    if not re.search(r"\w", text):
+        return True
+    return any(re.search(r"[^\W_]", loop.group(1)) for loop in _LOOP.finditer(text + " "))
+
+
+def value_score(answer: str, values: Sequence[str], *, any_of: bool = False) -> float:
+    """Share of the values that an answer contains, or whether it contains one of them; 0 for a degenerate answer.
+
+    Numbers may be written with separators; case and runs of white space do not count. A value must not be part of a
+    longer word or number.
+
+    Parameters
+    ----------
+    answer
+        The model's text.
+    values
+        What it must contain.
+    any_of
+        The values are alternatives.
+    """
+    if is_degenerate(answer):
+        return 0.0
+    text = _plain(re.sub(r"(?<=\d)[,. ](?=\d{3}(?!\d))", "", answer)) + "\n" + _plain(answer)
+    found = [re.search(rf"(?<!\w){re.escape(_plain(value))}(?!\w)", text) is not None for value in values]
+    return float(any(found)) if any_of else sum(found) / len(found)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())

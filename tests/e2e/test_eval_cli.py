@@ -1,0 +1,128 @@
+"""The eval commands on a real model, as a user runs them: short prompts, results that are found again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import paths
+from support.longbench import record
+
+from pyridgefill.cli.main import run
+from pyridgefill.maps import identity_maps, read_base_model, write_maps
+
+SPLIT = 28
+SHAPE = ["--ctx", "400", "--tail", "200", "--sink", "4", "--threads", "2"]
+
+
+@pytest.fixture(autouse=True)
+def engine_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIDGEFILL_LIB_PATH", str(paths.engine_library()))
+
+
+@pytest.fixture(scope="module")
+def maps(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Identity maps of the last layer: nearly exact."""
+    path = tmp_path_factory.mktemp("maps") / "maps.gguf"
+    write_maps(path, identity_maps(read_base_model(smollm2), [SPLIT]), weight_type="f32")
+    return path
+
+
+def evaluate(out: Path, *arguments: object) -> list[dict[str, Any]]:
+    assert run([*map(str, ("eval", *arguments, "--json", out))]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def by_variant(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {line["cell"]["variant"]: line["result"] for line in lines}
+
+
+def test_needles_resume(smollm2: Path, maps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results.jsonl"
+    command = ["needle", smollm2, maps, *SHAPE, "--needles", 2]
+    lines = evaluate(out, *command, "--baseline", "drop")
+    found = by_variant(lines)
+    assert list(found) == ["exact", "fill", "drop"]
+    assert found["exact"]["hits"] == 2
+    assert found["fill"]["filled"] == 400 - 204
+    assert found["exact"]["filled"] == 0
+    assert found["drop"]["hits"] == 0, "the needle is gone"
+    assert found["fill"]["difference"]["value"] == 50 * (found["fill"]["hits"] - 2)
+    assert {line["cell"]["split"] for line in lines[1:]} == {SPLIT}
+    assert "2 of 2" in capsys.readouterr().out
+    before = out.read_text()
+    again = evaluate(out, *command, "--baseline", "drop")
+    assert out.read_text() == before, "finished cells are not run again"
+    assert "2 of 2" in capsys.readouterr().out
+    more = evaluate(out, *command, "--baseline", "zero", "--kinds", "digits", "--kinds", "multi-key", "--keys", 2)
+    assert len(more) == len(again) + 4
+    assert [line["cell"]["kind"] for line in more[3:]] == ["digits", "multi-key", "multi-key", "multi-key"]
+
+
+def test_far_loss_and_divergence(smollm2: Path, maps: Path, tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    shape = [smollm2, maps, *SHAPE, "--texts", 2, "--baseline", "zero"]
+    lines = evaluate(out, "far-loss", *shape, "--near", 100, "--threshold", 0.3)
+    found = by_variant(lines)
+    assert [len(text) for text in found["exact"]["exact"]] == [100, 100]
+    near, far = (found[name]["groups"]["all"] for name in ("fill", "zero"))
+    assert near["tokens"] == far["tokens"] == 200
+    assert near["exact"] == far["exact"] < far["removed"]
+    assert abs(near["difference"]["value"]) < abs(far["difference"]["value"])
+    lines = evaluate(out, "kld", *shape, "--generated", 4)
+    found = by_variant([line for line in lines if line["cell"]["task"] == "kld"])
+    assert found["exact"]["perplexity"] > 1
+    for part, rows in (("tail", 400), ("generated", 8)):
+        good, bad = found["fill"][part], found["zero"][part]
+        assert good["rows"] == bad["rows"] == rows
+        assert 0 <= good["kl"]["value"] < bad["kl"]["value"]
+        assert good["top1"]["value"] >= bad["top1"]["value"]
+    assert len(evaluate(out, "kld", *shape, "--generated", 4)) == len(lines)
+
+
+def test_ruler_and_longbench(smollm2: Path, maps: Path, tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    lines = evaluate(
+        out, "ruler", smollm2, maps, *SHAPE, "--prompts", 1, "--task", "single-noise", "--task", "variable-tracking"
+    )
+    assert [line["cell"]["kind"] for line in lines] == ["single-noise"] * 2 + ["variable-tracking"] * 2
+    assert all(0 <= line["result"]["score"]["value"] <= 1 for line in lines)
+    data = tmp_path / "longbench.json"
+    data.write_text(json.dumps([record(i) for i in range(2)]))
+    found = by_variant(evaluate(tmp_path / "choices.jsonl", "longbench", smollm2, maps, *SHAPE, "--data", data))
+    assert found["fill"]["filled"] == [196, 196]
+    assert all(letter in "ABCD" for letter in found["exact"]["chosen"])
+    assert found["fill"]["same_choice"]["value"] in (0, 0.5, 1)
+
+
+ERRORS = {
+    "no rows to fill": (["needle", "--ctx", "200"], "prompts of 200 tokens have no rows to fill"),
+    "split": (["needle", "--split", "3"], "split 3 is not in the maps file"),
+    "kind": (["needle", "--kinds", "colours"], "kind 'colours' are not known"),
+    "baseline": (["kld", "--baseline", "median"], "baseline 'median' is not known"),
+    "task": (["ruler", "--task", "qa"], "task 'qa' is not known (hint: give --squad)"),
+    "heads": (["needle", "--select", "attention"], "the maps file has no retrieval heads"),
+    "bad heads": (["needle", "--heads", "9"], "--heads '9'"),
+    "bad pool": (["needle", "--pool", "9"], "--pool '9'"),
+    "select": (["needle", "--select", "best"], "--select 'best'"),
+    "data": (["longbench", "--data", "none.json"], "none.json: cannot read"),
+    "near": (["far-loss", "--near", "200"], "200 tokens of a tail of 200 are not scored"),
+    "other model": (["needle", "OTHER"], "made for another model"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(smollm2: Path, maps: Path, case: str, capsys: pytest.CaptureFixture[str], workshop: Any) -> None:
+    (command, *rest), message = ERRORS[case]
+    model = smollm2
+    if "OTHER" in rest:
+        rest.remove("OTHER")
+        model = workshop.model("llama")
+    arguments = ["eval", command, model, maps, *SHAPE, *rest]
+    if "--ctx" in rest:
+        arguments = [*arguments[:4], *SHAPE[2:], *rest]
+    assert run([*map(str, arguments)]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert message in line

@@ -1,0 +1,35 @@
+"""Summaries of scored prompts, and the divergence of logits that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pyridgefill.evaluation.divergence import kl_divergence
+from pyridgefill.evaluation.intervals import mcnemar, wilson
+from pyridgefill.evaluation.prompts import summarise
+
+
+def test_summary_against_exact() -> None:
+    depths = [(i + 0.5) / 10 for i in range(10)]
+    exact = {"scores": [1.0] * 9 + [0.5], "depths": depths}
+    result = {"scores": [1.0] * 5 + [0.5, 0.0, 1.0, 1.0, 1.0], "depths": depths}
+    summary = summarise(result, exact, 0)
+    assert (summary["hits"], summary["prompts"]) == (8, 10)
+    assert summary["accuracy"]["low"] == wilson(8, 10).low
+    assert summary["score"]["value"] == pytest.approx(0.85)
+    assert summary["difference"]["value"] == pytest.approx(-10)
+    assert summary["difference"]["low"] < -10 < summary["difference"]["high"]
+    assert summary["mcnemar_p"] == mcnemar([True] * 9 + [False], [score == 1 for score in result["scores"]])
+    assert [row["depth"] for row in summary["by_depth"]] == pytest.approx([0.1, 0.3, 0.5, 0.7, 0.9])
+    assert [row["value"] for row in summary["by_depth"]] == [1, 1, 0.5, 0.5, 1]
+    assert "difference" not in summarise(exact, None, 0)
+
+
+def test_kl_divergence_is_that_of_scipy() -> None:
+    draw = np.random.default_rng(0)
+    a, b = draw.normal(0, 3, (2, 5, 40)).astype(np.float32)
+    p, q = (np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(axis=1, keepdims=True) for x in (a, b))
+    assert kl_divergence(a, b) == pytest.approx(stats.entropy(p, q, axis=1))
+    assert kl_divergence(a, a + 5) == pytest.approx(np.zeros(5), abs=1e-6)

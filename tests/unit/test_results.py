@@ -1,0 +1,63 @@
+"""The results file: cells are found again, half a line of an interrupted run is not, and other files are refused."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from pyridgefill.errors import RidgeFillError
+from pyridgefill.evaluation.results import ResultFile, plain
+
+CELL = {"task": "needle", "ctx": 2048, "heads": ("9.6",), "budget": 0.05}
+
+
+def test_results_are_found_again(tmp_path) -> None:
+    path = tmp_path / "results.jsonl"
+    file = ResultFile(path)
+    assert file.find(CELL) is None
+    file.add(CELL, {"hits": 3, "p": float("nan")}, {"seconds": 1.5})
+    file.add({**CELL, "ctx": 4096}, {"hits": 2}, {})
+    for found in (file, ResultFile(path)):
+        assert found.find(dict(reversed(CELL.items()))) == {"hits": 3, "p": None}
+        assert found.find({**CELL, "ctx": 4096}) == {"hits": 2}
+        assert found.find({**CELL, "ctx": 1024}) is None
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["info"] for line in lines] == [{"seconds": 1.5}, {}]
+    assert lines[0]["cell"] == {**CELL, "heads": ["9.6"]}
+
+
+def test_an_interrupted_line_is_written_again(tmp_path) -> None:
+    path = tmp_path / "results.jsonl"
+    ResultFile(path).add(CELL, {"hits": 3}, {})
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:20])
+    file = ResultFile(path)
+    assert file.find(CELL) == {"hits": 3}
+    assert path.read_bytes() == whole
+    file.add({**CELL, "ctx": 1}, {"hits": 4}, {})
+    assert len(path.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("text", ["hello\n", '{"cell": 1}\n', "[1]\n"])
+def test_other_files_are_refused(tmp_path, text) -> None:
+    path = tmp_path / "results.jsonl"
+    ResultFile(path).add(CELL, {"hits": 3}, {})
+    with path.open("a") as file:
+        file.write(text)
+    with pytest.raises(RidgeFillError, match="line 2 is not a result"):
+        ResultFile(path)
+    assert path.read_text().endswith(text)
+    with pytest.raises(RidgeFillError, match="does not exist"):
+        ResultFile(tmp_path / "none" / "results.jsonl")
+
+
+def test_memory_only() -> None:
+    file = ResultFile(None)
+    file.add(CELL, {"hits": 3}, {})
+    assert file.find(CELL) == {"hits": 3}
+
+
+def test_plain() -> None:
+    assert plain({"a": (1.23456789, math.inf), 2: [True, None, "x"]}) == {"a": [1.23457, None], "2": [True, None, "x"]}
