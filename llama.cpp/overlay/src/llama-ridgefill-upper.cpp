@@ -261,9 +261,7 @@ bool llama_context::ridgefill_finish() {
                 rows.push_back({ seq_id, p });
             }
         }
-        if (!rows.empty()) {
-            ridgefill_upper(rows);
-        }
+        ridgefill_upper(rows);
         for (const auto & row : rows) {
             marks.filled[row.seq_id].erase(row.pos, row.pos + 1);
             prompts[row.seq_id].rerun.add(row.pos, row.pos + 1, 0);
