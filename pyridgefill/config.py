@@ -17,6 +17,9 @@ from pyridgefill.spans import Span, parse_span
 # maps files beside a model are called <model without .gguf><suffix>
 MAPS_SUFFIX = ".ridgefill.gguf"
 
+# what the engine takes where neither a caller nor the maps file says anything
+DEFAULT_BUDGET, DEFAULT_POOL, DEFAULT_QUERIES = 0.05, (8, 40), 64
+
 
 @dataclass(frozen=True)
 class RidgeFillConfig:
@@ -62,10 +65,10 @@ class RidgeFillConfig:
     spans: tuple[Span, ...] = ()
     skip_fingerprint: bool = False
     select: Literal["none", "stride", "attention"] | None = None
-    budget: float = 0.05
+    budget: float | None = None
     heads: tuple[tuple[int, int], ...] = ()
-    pool: tuple[int, int] = (8, 40)
-    queries: int = 64
+    pool: tuple[int, int] | None = None
+    queries: int | None = None
     keep_states: bool = False
 
     def __post_init__(self) -> None:
@@ -76,7 +79,7 @@ class RidgeFillConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"RidgeFillConfig.{name}: expected at least {least}, found {value}")
-        if len(self.pool) != 2 or min(self.pool) < 0:
+        if self.pool is not None and (len(self.pool) != 2 or min(self.pool) < 0):
             raise ValueError(f"RidgeFillConfig.pool: expected rows before and after a row, found {self.pool}")
         for span in self.spans:
             try:

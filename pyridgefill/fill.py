@@ -75,6 +75,25 @@ class Fill:
         """The split in use."""
         return _native.llama_ridgefill_ctx_split(self._context)
 
+    @property
+    def budget(self) -> float:
+        """How many rows are selected, as in the configuration or as the maps recommend."""
+        if self.config.budget is not None:
+            return self.config.budget
+        return _native.llama_ridgefill_default_budget(self._maps or 0)
+
+    @property
+    def pool(self) -> tuple[int, int]:
+        """Rows before and after a row that its score counts for, too."""
+        defaults = _native.llama_ridgefill_default_select_params(self._maps or 0, self.split)
+        return self.config.pool or (defaults.n_before, defaults.n_after)
+
+    @property
+    def queries(self) -> int:
+        """Last rows of a prompt that ask."""
+        defaults = _native.llama_ridgefill_default_select_params(self._maps or 0, self.split)
+        return self.config.queries or int(defaults.n_query)
+
     def _plan_params(self) -> _native.llama_ridgefill_plan_params:
         params = _native.llama_ridgefill_default_plan_params(self._maps or 0)
         for name in ("sink", "tail", "min_prompt"):
@@ -114,11 +133,12 @@ class Fill:
         config, tail = self.config, self._plan_params().tail
         selects = self.select != "none" and bool(ranges)
         n_filled = sum(end - start for start, end in ranges)
+        budget = self.budget
         params = _native.llama_ridgefill_select_params(
             _SELECT[self.select] if selects else _SELECT["none"],
-            round(config.budget * n_filled) if config.budget <= 1 else round(config.budget),
-            *config.pool,
-            config.queries,
+            round(budget * n_filled) if budget <= 1 else round(budget),
+            *self.pool,
+            self.queries,
             (_native.llama_ridgefill_head * max(1, len(config.heads)))(
                 *[_native.llama_ridgefill_head(*head) for head in config.heads]
             ),

@@ -35,13 +35,16 @@ class EvalOptions:
     split: Annotated[int, typer.Option("--split", help="-1: the one that the maps file recommends.")] = -1
     tail: Annotated[int, typer.Option("--tail", help="Exact rows at the end; -1: as recommended.")] = -1
     sink: Annotated[int, typer.Option("--sink", help="Exact rows at the start; -1: as recommended.")] = -1
-    select: Annotated[str, typer.Option("--select", help="none, stride or attention.")] = "none"
-    budget: Annotated[float, typer.Option("--budget", min=0, help="Selected rows: a share, or a number from 2.")] = 0.05
+    select: Annotated[str, typer.Option("--select", help="none, stride or attention [as recommended].")] = ""
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", min=0, help="Selected rows: a share, or a number from 2 [as recommended]."),
+    ] = None
     heads: Annotated[str, typer.Option("--heads", help="Retrieval heads like 9.6,11.1; else the maps file's.")] = ""
     pool: Annotated[
         str, typer.Option("--pool", help="Rows before and after a row that its score counts for, too: like 8,40.")
-    ] = ",".join(map(str, RidgeFillConfig.pool))
-    queries: Annotated[int, typer.Option("--queries", min=1, help="Last rows whose queries score.")] = 64
+    ] = ""
+    queries: Annotated[int | None, typer.Option("--queries", min=1, help="Last rows whose queries score.")] = None
     baseline: Annotated[
         list[str] | None, typer.Option("--baseline", help="identity, mean, zero or drop; repeatable.")
     ] = None
@@ -70,10 +73,10 @@ class EvalOptions:
                 split=None if self.split < 0 else self.split,
                 sink=None if self.sink < 0 else self.sink,
                 tail=None if self.tail < 0 else self.tail,
-                select=common.choice("--select", self.select, ("none", "stride", "attention")),
+                select=common.choice("--select", self.select, ("none", "stride", "attention")) if self.select else None,
                 budget=self.budget,
                 heads=_heads(self.heads),
-                pool=_pair(self.pool),
+                pool=_pair(self.pool) if self.pool else None,
                 queries=self.queries,
             )
         except ValueError as error:

@@ -12,7 +12,7 @@ from rich.table import Table
 from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, WeightTypeOption
 from pyridgefill.cli.selection import with_heads
-from pyridgefill.config import RidgeFillConfig
+from pyridgefill.config import DEFAULT_POOL, DEFAULT_QUERIES, RidgeFillConfig
 from pyridgefill.maps import read_maps, write_maps
 
 # tokens of the prompts
@@ -27,9 +27,13 @@ def heads(
     prompts: Annotated[int, typer.Option("--prompts", min=1, help="Needles of each kind and length.")] = 4,
     length: Annotated[list[int] | None, typer.Option("--length", help="Tokens of the prompts; repeatable.")] = None,
     tail: Annotated[int, typer.Option("--tail", min=64, help="Exact rows at the end; the question is there.")] = 256,
-    before: Annotated[int, typer.Option("--before", min=0, help="Rows before a row that its score counts for.")] = 8,
-    after: Annotated[int, typer.Option("--after", min=0, help="Rows after a row that its score counts for.")] = 40,
-    queries: Annotated[int, typer.Option("--queries", min=1, help="Last rows of a prompt that ask.")] = 512,
+    before: Annotated[
+        int, typer.Option("--before", min=0, help="Rows before a row that its score counts for.")
+    ] = DEFAULT_POOL[0],
+    after: Annotated[
+        int, typer.Option("--after", min=0, help="Rows after a row that its score counts for.")
+    ] = DEFAULT_POOL[1],
+    queries: Annotated[int, typer.Option("--queries", min=1, help="Last rows of a prompt that ask.")] = DEFAULT_QUERIES,
     threads: Annotated[int, typer.Option("--threads", help="0: the CPUs that this process may use.")] = 0,
     weight_type: WeightTypeOption = "f16",
     as_json: JsonOption = False,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from pyridgefill.cli import common
-from pyridgefill.config import RidgeFillConfig
+from pyridgefill.config import DEFAULT_POOL, DEFAULT_QUERIES, RidgeFillConfig
 from pyridgefill.maps import MapSet, write_maps
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def with_recommendation(
         split=split,
         select="attention" if selects else "none",
         budget=(max(BUDGETS) if accepted is None else accepted.budget) if selects else None,
-        pool=config.pool if selects else None,
-        queries=config.queries if selects else None,
+        pool=config.pool or DEFAULT_POOL if selects else None,
+        queries=config.queries or DEFAULT_QUERIES if selects else None,
     )
     return replace(maps, recommended=recommended), trials
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gguf import GGUFReader
 
 from pyridgefill.chat import chat_formatter
-from pyridgefill.config import RidgeFillConfig
+from pyridgefill.config import DEFAULT_POOL, RidgeFillConfig
 from pyridgefill.evaluation.needle import KINDS, make_needles
 from pyridgefill.evaluation.repeats import repeated_rows
 from pyridgefill.evaluation.session import Session
@@ -72,14 +72,17 @@ def find_heads(
     counts = head_counts(model_path)[:highest]
     everyone = [(layer, head) for layer, n_head in enumerate(counts) for head in range(n_head)]
     with Session(model_path, n_ctx=max(lengths) + 64, **options) as session:
+        pool = config.pool or DEFAULT_POOL
         prompts_made = [*_needles(session, config, lengths, prompts, seed), *_texts(session, config, lengths, prompts)]
         # no row is selected: the heads score all the same
         layers = tuple((layer, -1) for layer, n_head in enumerate(counts) if n_head > 0)
-        session.set_maps(replace(config, split=highest, select="attention", budget=0, min_prompt=0, heads=layers))
+        session.set_maps(
+            replace(config, split=highest, select="attention", budget=0, min_prompt=0, pool=pool, heads=layers)
+        )
         ranking: list[ScoredPrompt] = []
         check: list[ScoredPrompt] = []
         for done, (kind, tokens, rows) in enumerate(prompts_made):
-            (check if kind in CHECK_KINDS else ranking).append(_score(session, tokens, rows, config.pool))
+            (check if kind in CHECK_KINDS else ranking).append(_score(session, tokens, rows, pool))
             on_progress(done + 1, len(prompts_made))
     return [head for split in splits for head in _choose(split, everyone, ranking, check, count)]
 

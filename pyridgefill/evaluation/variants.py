@@ -10,7 +10,7 @@ from typing import Any
 
 from pyridgefill.builtin_corpora import DEFAULT_CORPORA
 from pyridgefill.collect import CollectOptions, collect
-from pyridgefill.config import RidgeFillConfig
+from pyridgefill.config import DEFAULT_BUDGET, DEFAULT_POOL, DEFAULT_QUERIES, RidgeFillConfig
 from pyridgefill.corpus import Corpus
 from pyridgefill.errors import Interrupted, RidgeFillError
 from pyridgefill.evaluation.session import Session
@@ -66,7 +66,8 @@ def resolve(config: RidgeFillConfig, maps: MapSet) -> RidgeFillConfig:
     if split not in [item.layer for item in maps.splits]:
         raise RidgeFillError(f"split {split} is not in the maps file", f"it has {[s.layer for s in maps.splits]}")
     heads = config.heads or tuple((head.layer, head.head) for head in maps.heads if head.split == split)
-    if config.select == "attention" and not heads:
+    select = config.select or recommended.select or "none"
+    if select == "attention" and not heads:
         raise RidgeFillError(
             "the maps file has no retrieval heads", "give --heads, or make them with pyridgefill heads"
         )
@@ -76,7 +77,11 @@ def resolve(config: RidgeFillConfig, maps: MapSet) -> RidgeFillConfig:
         sink=config.sink if config.sink is not None else (4 if recommended.sink is None else recommended.sink),
         tail=config.tail if config.tail is not None else (256 if recommended.tail is None else recommended.tail),
         min_prompt=0,
-        heads=heads if config.select == "attention" else (),
+        select=select,  # type: ignore[arg-type]  # a maps file that was read names one of them
+        budget=config.budget if config.budget is not None else recommended.budget or DEFAULT_BUDGET,
+        pool=config.pool or recommended.pool or DEFAULT_POOL,
+        queries=config.queries or recommended.queries or DEFAULT_QUERIES,
+        heads=heads if select == "attention" else (),
     )
 
 
@@ -117,7 +122,7 @@ def make_variants(
     cell: dict[str, Any] = {"maps": digest, "split": config.split, "select": config.select}
     if config.select != "none":
         cell["budget"] = config.budget
-        cell["pool"] = list(config.pool)
+        cell["pool"] = list(config.pool or ())
     if config.select == "attention":
         cell["queries"] = config.queries
         cell["heads"] = [f"{layer}.{head}" for layer, head in config.heads]

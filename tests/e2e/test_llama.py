@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import maps, paths
+from support import maps, paths, spelling
 from support.families import FAMILIES
 from support.tokens import tokens
 
@@ -161,37 +161,42 @@ def test_exact_spans(workshop: Any) -> None:
     assert answer(llm, prompt(300)) == answer(plain(workshop), prompt(300))
 
 
-def test_spans_of_characters(workshop: Any) -> None:
+def test_spans_of_characters(workshop: Any, tmp_path: Path) -> None:
     """The rows of a text's characters run exact, in each call those that are in force when it is made."""
     text = "The quick brown fox — über 日本語 🙂 jumps. " * 10
-    llm = make(workshop)
+    model = spelling.write(workshop.model("llama"), tmp_path / "model.gguf")
+    family = FAMILIES["llama"]
+    path = maps.write(tmp_path / "maps.gguf", maps.poison(model, family.split, family.sites()))
+    llm = Llama(str(model), ridgefill=RidgeFillConfig(path, tail=TAIL, sink=SINK, min_prompt=0), **OPTIONS)
+
     ids = llm.tokenize(text.encode(), special=True)
     pieces = [llm.detokenize([token], special=True) for token in ids]
-    joined = b"".join(pieces)
-    start = len(joined) - len(text.encode()) + len(text[:100].encode())
-    ends = [sum(map(len, pieces[: i + 1])) for i in range(len(pieces))]
-    inside = [
-        i for i, end in enumerate(ends) if end > start and end - len(pieces[i]) < start + len(text[100:140].encode())
-    ]
+    owner = [i for i, piece in enumerate(pieces) for _ in piece][len(pieces[0]) :]  # without <s>
+    inside = sorted(set(owner[len(text[:100].encode()) : len(text[:140].encode())]))
     n_filled = len(set(range(SINK, len(ids) - TAIL)) - set(inside))
 
-    def complete(*spans: Any, given: str | list[int] = text) -> FillStats:
+    def complete(*spans: Any, given: str | list[int] = text) -> int:
+        llm.reset()
         with llm.spans(*spans):
             stream = llm.create_completion(given, max_tokens=1, stream=True)
-        llm.reset()
         list(stream)
         assert llm.fill_stats is not None
-        return llm.fill_stats
+        return llm.fill_stats.filled
 
-    assert inside
-    assert complete({"chars": (100, 140)}).filled == n_filled
-    assert complete((inside[0], inside[-1] + 1)).filled == n_filled
-    assert complete((inside[0], inside[-1] + 1), given=ids).filled == n_filled
-    assert complete({"chars": (0, 10**6)}).filled == 0
-    assert complete().filled == len(ids) - TAIL - SINK
+    assert len(inside) > 30
+    assert complete({"chars": (100, 140)}) == n_filled
+    assert complete((inside[0], inside[-1] + 1)) == n_filled
+    assert complete((inside[0], inside[-1] + 1), given=ids) == n_filled
+    assert complete({"chars": (0, 10**6)}) == 0
+    assert complete() == len(ids) - TAIL - SINK
     with pytest.raises(RidgeFillError, match="spans of chars need a prompt that is a text"):
         complete({"chars": (0, 5)}, given=ids)
-    assert complete(given=ids).filled == len(ids) - TAIL - SINK
+    assert complete(given=ids) == len(ids) - TAIL - SINK
+
+
+def test_tokens_that_do_not_spell_the_text(llm: Llama) -> None:
+    with llm.spans({"chars": (0, 5)}), pytest.raises(RidgeFillError, match="need tokens that spell the text"):
+        llm.create_completion("word " * 100, max_tokens=1)
 
 
 def test_off_is_the_base_class(workshop: Any) -> None:

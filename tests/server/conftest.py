@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support import maps
+from support import maps, spelling
 from support.families import FAMILIES
 from support.server import Server, serve
 
@@ -21,7 +21,7 @@ class Pair(NamedTuple):
 
 
 class Kit:
-    """Tiny models, POISON maps that break whatever they fill, and servers."""
+    """Tiny models, POISON maps that break whatever they fill, and servers; "spelling" is llama with a tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -30,10 +30,12 @@ class Kit:
         self._logs = itertools.count()
 
     def _model(self, family: str = "llama", seed: int = 0) -> Path:
+        if family == "spelling":
+            return spelling.write(self.model("llama", seed), self.folder / f"spelling.{seed}.gguf")
         return FAMILIES[family].write(self.folder / f"{family}.{seed}.gguf", seed)
 
     def _poison(self, family: str = "llama", seed: int = 0) -> Path:
-        f, model = FAMILIES[family], self.model(family)
+        f, model = FAMILIES["llama" if family == "spelling" else family], self.model(family)
         poison = maps.poison(model, f.split, f.sites(), seed=seed)
         return maps.write(self.folder / f"{family}.poison{seed}.maps.gguf", poison)
 

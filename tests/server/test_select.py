@@ -287,7 +287,7 @@ def test_maps_recommend_a_selection(kit: Kit) -> None:
 @pytest.mark.parametrize(
     ("family", "options", "reason"),
     [
-        ("gemma3", [], "sliding window drops them (hint: --swa-full keeps them)"),
+        ("gemma3", [], "sliding windows have dropped them (hint: keep their cells with swa_full or --swa-full)"),
         ("qwen35", [], "cannot run filled rows again"),
         ("llama", ["--backend-sampling"], "--backend-sampling samples before rows are selected"),
     ],
@@ -348,7 +348,10 @@ def test_bad_options(kit: Kit, options: list[str], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "message"),
-    [("gemma3", "sliding window drops them (hint: --swa-full"), ("qwen35", "cannot run filled rows again")],
+    [
+        ("gemma3", "sliding windows have dropped them (hint: keep their cells with swa_full or --swa-full)"),
+        ("qwen35", "cannot run filled rows again"),
+    ],
 )
 @pytest.mark.parametrize("option", ["--ridgefill-select=stride", "--ridgefill-heal"])
 def test_models_that_cannot(kit: Kit, family: str, message: str, option: str) -> None:
@@ -368,8 +371,8 @@ def test_options_need_maps(kit: Kit) -> None:
 @pytest.mark.parametrize(
     ("ridgefill", "message"),
     [
-        ({"select": "best"}, "select must be none, stride or attention, but got 'best'"),
-        ({"select": True}, "select must be none, stride or attention"),
+        ({"select": "best"}, 'select must be none, spans, stride or attention, but got "best"'),
+        ({"select": True}, "select must be none, spans, stride or attention, but got true"),
         ({"budget": 0}, "budget must be a share above 0 and up to 1"),
         ({"budget": -0.1}, "budget must be a share"),
         ({"budget": 2.5}, "budget must be a share"),

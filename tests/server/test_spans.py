@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -101,6 +102,7 @@ def rendered(server: Server, messages: list[dict[str, Any]], **fields: Any) -> P
 
 def chat(server: Server, messages: list[dict[str, Any]], ridgefill: Any = None, **fields: Any) -> dict[str, Any]:
     body = {"messages": messages, "max_tokens": 2, "temperature": 0, "logprobs": True, "top_logprobs": 5, **FRESH}
+    body["ignore_eos"] = True
     if ridgefill is not None:
         body["ridgefill"] = ridgefill
     response = server.post("/v1/chat/completions", body | fields)
@@ -126,7 +128,14 @@ def with_template(kit: Kit, template: str, *options: str) -> Iterator[Server]:
     path = kit.folder / f"template{abs(hash(template))}.jinja"
     path.write_text(template, encoding="utf-8")
     template_options = ("-np", "1", "-c", "2048", "--jinja", "--chat-template-file", path)
-    with kit.serve("llama", *template_options, *options, maps=kit.poison()) as running:
+    with kit.serve("spelling", *template_options, *options, maps=kit.poison("spelling")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(kit: Kit) -> Iterator[Server]:
+    """With tokens that spell a text."""
+    with kit.serve("spelling", "-np", "1", "-c", "2048", maps=kit.poison("spelling")) as running:
         yield running
 
 
@@ -208,13 +217,11 @@ def test_select_spans(kit: Kit, server: Server) -> None:
     assert server.complete(TEXT, spans, **FRESH).count(expected, len(prompt.ids) - expected, 0)
 
     select = ("--ridgefill-select", "attention", "--ridgefill-heads", "0.0,1.1", "--ridgefill-budget", "0.5")
-    with kit.serve("llama", "-np", "1", "-c", "2048", *select, maps=kit.poison()) as selecting:
+    with kit.serve("spelling", "-np", "1", "-c", "2048", *select, maps=kit.poison("spelling")) as selecting:
         alone = selecting.complete(TEXT, spans, **FRESH)
         assert (alone.rows["filled"], alone.rows["selected"]) == (expected, 0)
         both = selecting.complete(TEXT, {"spans": spans["spans"]}, **FRESH)
         assert (both.rows["filled"], both.rows["selected"]) == (expected, round(expected / 2))
-        all_rows = selecting.complete(TEXT, {"spans": spans["spans"], "budget": 1}, **FRESH)
-        assert same(all_rows, selecting.complete(TEXT, False, **FRESH))
 
 
 #
@@ -227,7 +234,7 @@ def test_roles(chatml: Server) -> None:
     texts = {
         "system": prompt.rows_of(CHAT[0]["content"].strip()),
         "assistant": prompt.rows_of("I was asked about the word user. Fine."),
-        "user": prompt.rows_of("system", 5) | prompt.rows_of(("word " * 60).strip()),
+        "user": prompt.rows_of("system", 4) | prompt.rows_of(("word " * 60).strip()),
     }
     for role, exact in texts.items():
         assert rows_of_chat(chatml, CHAT, [{"role": role}])["filled"] == prompt.filled(exact), role
@@ -262,16 +269,15 @@ def test_messages(chatml: Server) -> None:
     text = "I was asked about the word user. Fine."
     cases: list[tuple[dict[str, Any], set[int]]] = [
         ({"message": 0}, prompt.rows_of(SYSTEM["content"].strip())),
-        ({"message": 1}, prompt.rows_of("system", 5)),
+        ({"message": 1}, prompt.rows_of("system", 4)),
         ({"message": 2}, prompt.rows_of(text)),
         ({"message": -2}, prompt.rows_of(text)),
         ({"message": -4, "chars": [11, 20]}, prompt.rows_of("questions")),
         ({"message": 2, "chars": [0, 42]}, prompt.rows_of(text)),
         ({"message": 2, "chars": [0, 2]}, set()),  # white space that the template trims
         ({"message": 2, "chars": [1, 8]}, prompt.rows_of("I was ")),
-        ({"message": 2, "chars": [24, 28]}, prompt.rows_of("word user") & prompt.rows_of("word u")),
     ]
-    for span, exact in cases[:-1]:
+    for span, exact in cases:
         assert rows_of_chat(chatml, CHAT, [span])["filled"] == prompt.filled(exact), span
 
 
@@ -299,14 +305,15 @@ def test_empty_messages_have_no_rows(chatml: Server) -> None:
 
 @pytest.mark.parametrize("route", ["/v1/responses", "/v1/messages"])
 def test_roles_on_converted_routes(chatml: Server, route: str) -> None:
-    prompt = rendered(chatml, [SYSTEM, CHAT[3]])
-    expected = prompt.filled(prompt.rows_of(SYSTEM["content"].strip()))
+    # the Anthropic route has no way to turn the cache off: the text starts like no other
+    system = f"{route} {SYSTEM['content']}"
+    prompt = rendered(chatml, [{"role": "system", "content": system}, CHAT[3]])
+    expected = prompt.filled(prompt.rows_of(system.strip()))
     body: dict[str, Any] = (
-        {"instructions": SYSTEM["content"], "input": CHAT[3]["content"]}
+        {"instructions": system, "input": CHAT[3]["content"]}
         if route == "/v1/responses"
-        else {"system": SYSTEM["content"], "messages": [CHAT[3]]}
+        else {"system": system, "messages": [CHAT[3]]}
     )
-    chatml.complete(tokens(20), False)  # the Anthropic route has no way to turn the cache off
     before = chatml.metric("ridgefill_rows_filled_total")
     response = chatml.post(route, body | {"max_tokens": 1, "ridgefill": {"spans": [{"role": "system"}]}, **FRESH})
     assert response.status_code == 200, response.text
@@ -341,10 +348,17 @@ def test_texts_that_look_like_marks(chatml: Server) -> None:
 #
 
 
+def tools_place(prompt: Prompt) -> tuple[int, int]:
+    """What follows the system prompt."""
+    start = re.search(rb"\n+# Tools", prompt.text)
+    assert start is not None
+    return start.start(), prompt.text.index(b"Call them.") + len(b"Call them.")
+
+
 @pytest.mark.parametrize("messages", [CHAT, CHAT[1:]], ids=["system", "no-system"])
 def test_tools(tooling: Server, messages: list[dict[str, Any]]) -> None:
     prompt = rendered(tooling, messages, tools=TOOLS)
-    start, end = prompt.text.index(b"\n\n# Tools"), prompt.text.index(b"Call them.") + len(b"Call them.")
+    start, end = tools_place(prompt)
     if messages is not CHAT:
         start = 0  # the template writes a system prompt only for tools
         end = prompt.text.index(b"<|im_start|>user")
@@ -352,7 +366,7 @@ def test_tools(tooling: Server, messages: list[dict[str, Any]]) -> None:
     found = rows_of_chat(tooling, messages, [{"role": "tools"}], tools=TOOLS)["filled"]
     assert abs(found - expected) <= 8 * (messages is not CHAT)  # headers look alike
 
-    exact = prompt.rows(start, end) | (prompt.rows_of(SYSTEM["content"]) if messages is CHAT else set())
+    exact = prompt.rows(start, end) | (prompt.rows_of(SYSTEM["content"].strip()) if messages is CHAT else set())
     both = rows_of_chat(tooling, messages, [{"role": "tools"}, {"role": "system"}], tools=TOOLS)["filled"]
     assert abs(both - prompt.filled(exact)) <= 8 * (messages is not CHAT)
 
@@ -408,35 +422,47 @@ def test_templates(kit: Kit, put: str) -> None:
         assert least
         found = rows_of_chat(server, CHAT, [{"message": 0}])["filled"]
         assert found <= prompt.filled(least)
-        assert found >= prompt.filled(prompt.rows(0, prompt.text.index(b"<user>")))
+        assert found >= prompt.filled(prompt.rows(0, prompt.text.index(b"<user>system") + len(b"<user>")))
 
 
-@pytest.mark.parametrize(
-    ("put", "message"),
-    [
-        ("{{ m.content | upper }}", "message 0 (system): the chat template changes its text"),
-        ("{{ m.content | length }}", "message 0 (system): the chat template changes its text"),
-        ("{{ m.content[:50] }}", "message 0 (system): the chat template changes its text"),
-        (
-            "{% if m.role != 'system' %}{{ m.content }}{% endif %}",
-            "message 0 (system): the chat template leaves it out",
-        ),
-    ],
-    ids=["upper", "length", "cut", "dropped"],
-)
-def test_templates_that_hide_a_message(kit: Kit, put: str, message: str) -> None:
-    with with_template(kit, BASE.replace("PUT", put), "--ridgefill-exact-roles", "system") as server:
-        assert message in refusal(server, [{"role": "system"}], messages=CHAT)
-        # the other messages are found
-        messages = [{**CHAT[0], "role": "user"}, CHAT[1], CHAT[3]]
-        if "leaves" in message:
-            prompt = rendered(server, messages)
-            exact = prompt.rows_of(SYSTEM["content"].strip())
-            assert rows_of_chat(server, messages, [{"message": 0}])["filled"] == prompt.filled(exact)
-        # nobody asked for this: the prompt runs exact, unless there is nothing to be exact
+@pytest.mark.parametrize("filter_", ["| upper", "| length", "[:50]"])
+def test_templates_that_change_a_message(kit: Kit, filter_: str) -> None:
+    with with_template(
+        kit, BASE.replace("PUT", f"{{{{ m.content {filter_} }}}}"), "--ridgefill-exact-roles", "system"
+    ) as server:
+        error = refusal(server, [{"role": "system"}], messages=CHAT)
+        assert "spans[0]: message 0 (system): the chat template changes its text" in error
+        # nobody asked for this one: the prompt runs exact
         rows = chat(server, [SYSTEM, {"role": "user", "content": "word " * 250}])["timings"]["ridgefill"]
-        assert (rows["filled"] > 0) == ("leaves" in message)
-        assert ("changes its text" in rows.get("reason", "")) == ("changes" in message)
+        assert rows["filled"] == 0
+        assert "changes its text" in rows["reason"]
+
+
+def test_a_template_that_changes_other_messages(kit: Kit) -> None:
+    put = "{{ m.content | upper if m.role == 'assistant' else m.content }}"
+    with with_template(kit, BASE.replace("PUT", put)) as server:
+        prompt = rendered(server, CHAT)
+        exact = prompt.rows_of(SYSTEM["content"].strip())
+        assert rows_of_chat(server, CHAT, [{"role": "system"}])["filled"] == prompt.filled(exact)
+        spans = [{"message": 0}, {"message": -2}]
+        assert "message 2 (assistant): the chat template changes its text" in refusal(server, spans, messages=CHAT)
+
+
+def test_a_template_that_leaves_a_message_out(kit: Kit) -> None:
+    put = "{{ m.content if m.role != 'assistant' else '' }}"
+    with with_template(kit, BASE.replace("PUT", put), "--ridgefill-exact-roles", "assistant") as server:
+        error = refusal(server, [{"role": "assistant"}], messages=CHAT)
+        assert "spans[0]: message 2 (assistant): the chat template leaves it out" in error
+        prompt = rendered(server, CHAT)
+        assert chat(server, CHAT)["timings"]["ridgefill"]["filled"] == prompt.filled(set())
+
+
+def test_a_system_prompt_in_the_first_message(kit: Kit) -> None:
+    """Where a template knows no system role, the server puts the text into the message that follows."""
+    with with_template(kit, BASE.replace("PUT", "{{ m.content if m.role != 'system' else '' }}")) as server:
+        prompt = rendered(server, CHAT)
+        exact = prompt.rows_of(SYSTEM["content"].strip())
+        assert rows_of_chat(server, CHAT, [{"role": "system"}])["filled"] == prompt.filled(exact)
 
 
 def test_characters_of_a_changed_message(kit: Kit) -> None:
@@ -457,7 +483,7 @@ def test_exact_roles(kit: Kit) -> None:
     with with_template(kit, WITH_TOOLS, "--ridgefill-exact-roles", "system,tools") as server:
         assert server.get("/props").json()["ridgefill"]["defaults"]["exact_roles"] == ["system", "tools"]
         prompt = rendered(server, CHAT, tools=TOOLS)
-        exact = prompt.rows(prompt.text.index(b"Answer"), prompt.text.index(b"Call them.") + len(b"Call them."))
+        exact = prompt.rows_of(SYSTEM["content"].strip()) | prompt.rows(*tools_place(prompt))
         for field in (None, True, {"sink": SINK}, {"select": "spans"}):
             rows = chat(server, CHAT, field, tools=TOOLS)["timings"]["ridgefill"]
             assert rows["filled"] == prompt.filled(exact), field
@@ -553,7 +579,7 @@ BAD: list[tuple[Any, str]] = [
     ([{"chars": [5, 3]}], "spans[0] = [5, 3) is empty"),
     ([{"chars": [-1, 3]}], "the start of spans[0] must be an integer of at least 0, but got -1"),
     ([{"chars": [0, 1.5]}], "the end of spans[0] must be an integer"),
-    ([{"chars": [0, 1e400]}], "the end of spans[0] must be an integer"),
+    ([{"chars": [0, 1e300]}], "the end of spans[0] must be an integer"),
     ([{"chars": [0, "1"]}], "the end of spans[0] must be an integer"),
     ([{"chars": [0, None]}], "the end of spans[0] must be an integer"),
     ([{"chars": [0, 2**31]}], "the end of spans[0] must be an integer"),
@@ -565,12 +591,8 @@ BAD: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("spans", "message"), BAD, ids=lambda value: str(value)[:50])
 def test_bad_spans(chatml: Server, spans: Any, message: str) -> None:
-    body = {"messages": CHAT, "max_tokens": 1, "ridgefill": {"spans": spans}}
-    content = json.dumps(body).replace("Infinity", "1e400")
-    response = chatml.http.post("/v1/chat/completions", content=content)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]["message"]
-    assert message in error or "1e400" in content
+    error = refusal(chatml, spans, messages=CHAT)
+    assert message in error
     assert len(error) < 400
 
 
@@ -615,7 +637,16 @@ def test_real_model(smollm2: Server) -> None:
     system = prompt.rows_of(str(messages[0]["content"]).strip())
     assert rows_of_chat(smollm2, messages, [{"role": "system"}])["filled"] == prompt.filled(system)
     text = prompt.text.decode()
-    for first in range(0, 200, 23):
+    for first in range(0, 200, 47):
         exact = prompt.rows(len(text[:first].encode()), len(text[: first + 10].encode()))
         found = rows_of_chat(smollm2, messages, [{"chars": [first, first + 10]}])["filled"]
         assert found == prompt.filled(exact), first
+
+
+def test_tokens_that_do_not_spell_the_text(kit: Kit) -> None:
+    with kit.serve("llama", "-np", "1", "-c", "1024", "--ridgefill-exact-roles", "user", maps=kit.poison()) as server:
+        for span in ({"chars": [0, 5]}, {"role": "user"}):
+            error = refusal(server, [span], messages=CHAT)
+            assert "those of this model do not (hint: use tokens)" in error
+        rows = chat(server, CHAT)["timings"]["ridgefill"]
+        assert (rows["filled"], rows["reason"][:24]) == (0, "spans of characters, mes")

@@ -102,7 +102,7 @@ bool common_ridgefill::load(common_params & params, llama_model * model, llama_c
 
     auto info = get_info(rf, maps);
     try {
-        set(params, info, model);
+        set(params, info);
     } catch (const std::runtime_error & e) {
         unload();
         return fail(string_format("failed to use RidgeFill maps: %s", e.what()));
@@ -133,19 +133,8 @@ llama_ridgefill_select_params common_ridgefill_select_params(const common_ridgef
     };
 }
 
-// empty if rows can be selected and healed
-static std::string why_no_states(const common_params & params, const llama_model * model) {
-    if (llama_model_n_swa(model) > 0 && !params.swa_full) {
-        return "selected and healed rows must still be in the cache, and this model's sliding window drops them (hint: --swa-full keeps them)";
-    }
-    if (params.ridgefill.select < 0 && !params.ridgefill.heal && params.sampling.backend_sampling) {
-        return "--backend-sampling samples before rows are selected";
-    }
-    return "";
-}
-
 // throws std::runtime_error
-void common_ridgefill::set(const common_params & params, common_ridgefill_info & info, const llama_model * model) {
+void common_ridgefill::set(const common_params & params, common_ridgefill_info & info) {
     const auto & rf = params.ridgefill;
 
     if (info.select == LLAMA_RIDGEFILL_SELECT_ATTENTION && info.heads.empty()) {
@@ -155,31 +144,30 @@ void common_ridgefill::set(const common_params & params, common_ridgefill_info &
         throw std::runtime_error("--ridgefill-budget, -heads, -pool and -queries have no effect without --ridgefill-select or --ridgefill-heal: the maps recommend no selection");
     }
 
-    auto cparams = llama_ridgefill_default_context_params();
-    cparams.split       = rf.split;
-    cparams.keep_states = info.keep_states;
-
-    std::string reason = info.keep_states ? why_no_states(params, model) : "";
-    bool        is_set = reason.empty() && llama_set_ridgefill(ctx, maps, cparams) == 0;
-    if (reason.empty() && !is_set) {
-        reason = llama_ridgefill_last_error();
-    }
-
     const bool is_asked = rf.select > LLAMA_RIDGEFILL_SELECT_NONE || rf.heal;
-    if (!is_set && info.keep_states && !is_asked) {
-        cparams.keep_states = false;
-        if (llama_set_ridgefill(ctx, maps, cparams) != 0) {
-            throw std::runtime_error(llama_ridgefill_last_error());
-        }
-        is_set = true;
 
+    std::string reason;
+    if (info.keep_states && !llama_ridgefill_can_keep_states(ctx)) {
+        reason = llama_ridgefill_last_error();
+    } else if (info.keep_states && !is_asked && params.sampling.backend_sampling) {
+        reason = "--backend-sampling samples before rows are selected";
+    }
+    if (!reason.empty() && is_asked) {
+        throw std::runtime_error(reason);
+    }
+    if (!reason.empty()) {
         info.select      = LLAMA_RIDGEFILL_SELECT_NONE;
         info.keep_states = false;
         info.no_states   = reason;
         LOG_WRN("ridgefill: runs without the selection that the maps recommend: %s\n", reason.c_str());
     }
-    if (!is_set) {
-        throw std::runtime_error(reason);
+
+    auto cparams = llama_ridgefill_default_context_params();
+    cparams.split       = rf.split;
+    cparams.keep_states = info.keep_states;
+
+    if (llama_set_ridgefill(ctx, maps, cparams) != 0) {
+        throw std::runtime_error(llama_ridgefill_last_error());
     }
     info.split = llama_ridgefill_ctx_split(ctx);
 

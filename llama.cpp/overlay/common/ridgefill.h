@@ -22,7 +22,7 @@ struct common_ridgefill {
     bool loaded() const { return maps != nullptr; }
 
 private:
-    void set(const common_params & params, common_ridgefill_info & info, const llama_model * model);
+    void set(const common_params & params, common_ridgefill_info & info);
 
     llama_context   * ctx  = nullptr;
     llama_ridgefill * maps = nullptr;

@@ -60,7 +60,7 @@ public:
     }
 
     // throws std::invalid_argument
-    void locate(const message_set & messages, bool with_tools);
+    void locate(const message_set & messages);
 
     // of a message's text, empty if the template leaves it out
     server_ridgefill_bytes find_text(size_t i) const;
@@ -174,14 +174,14 @@ message_set chat_locator::with_neighbours(const message_set & messages) const {
     return res;
 }
 
-void chat_locator::locate(const message_set & messages, bool with_tools) {
+void chat_locator::locate(const message_set & messages) {
     marked = with_neighbours(messages);
 
-    // tools may be described before or in other messages: more marks tell the places apart
+    // more marks tell more: where a message ends whose own mark is cut off, and what is written because of tools
+    // but templates may parse what tools have returned
     auto more = marked;
-    for (size_t i = 0; with_tools && i < inputs.messages.size(); i++) {
-        const auto & msg = inputs.messages[i];
-        if ((has_role(msg, "system") || msg.role == "user") && has_text(msg)) {
+    for (size_t i = 0; i < inputs.messages.size(); i++) {
+        if (has_text(inputs.messages[i]) && inputs.messages[i].role != "tool") {
             more.insert(i);
         }
     }
@@ -219,7 +219,7 @@ server_ridgefill_bytes chat_locator::find_text(size_t i) const {
             continue;
         }
         if (marks[k].end) {
-            // the template has cut the start off
+            // the template has cut the start off: it is somewhere behind the mark before
             res.emplace_back(k > 0 ? marks[k - 1].pos : 0, marks[k].pos);
         } else {
             const size_t end = k + 1 < marks.size() ? marks[k + 1].pos : prompt.size();
@@ -421,7 +421,7 @@ json server_ridgefill_chat(
     std::string  reason;
     try {
         if (with_tools || !messages.empty()) {
-            locator.locate(messages, with_tools);
+            locator.locate(messages);
         }
     } catch (const std::invalid_argument & e) {
         reason = e.what();

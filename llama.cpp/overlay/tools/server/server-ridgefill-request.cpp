@@ -16,18 +16,15 @@ static int32_t get_int(const json & data, const std::string & name, int32_t min)
 }
 
 static llama_ridgefill_select get_select(const common_ridgefill_info & info, const json & data) {
-    if (!data.is_string()) {
-        throw std::invalid_argument("select must be none, spans, stride or attention");
-    }
-    if (data.get<std::string>() == "spans") {
+    if (data == "spans") {
         return LLAMA_RIDGEFILL_SELECT_NONE; // they run exact, no further rows are selected
     }
 
     llama_ridgefill_select select;
     try {
-        select = common_ridgefill_parse_select(data.get<std::string>());
-    } catch (const std::invalid_argument & e) {
-        throw std::invalid_argument(std::string("select ") + e.what());
+        select = common_ridgefill_parse_select(data.is_string() ? data.get<std::string>() : "");
+    } catch (const std::invalid_argument &) {
+        throw std::invalid_argument(string_format("select must be none, spans, stride or attention, but got %s", data.dump_safe().substr(0, 64).c_str()));
     }
 
     if (select != LLAMA_RIDGEFILL_SELECT_NONE && !info.keep_states) {

@@ -56,11 +56,11 @@ static server_ridgefill_span parse_span(const json & item, size_t i) {
     }
 
     const size_t n_keys = item.is_object() ? item.size() : 0;
-    const bool   chars  = n_keys > 0 && item.contains("chars");
+    const size_t chars  = n_keys > 0 && item.contains("chars");
 
     if (n_keys == 1 && item.contains("tokens")) {
         get_pair(item.at("tokens"), span, "token positions");
-    } else if (n_keys == 1 && chars) {
+    } else if (n_keys == 1 && chars == 1) {
         span.type = server_ridgefill_span::CHARS;
         get_pair(item.at("chars"), span, "characters");
     } else if (n_keys == 1 && item.contains("role")) {
@@ -69,7 +69,7 @@ static server_ridgefill_span parse_span(const json & item, size_t i) {
     } else if (n_keys == 1 + chars && item.contains("message")) {
         span.type    = server_ridgefill_span::MESSAGE;
         span.message = get_message(item.at("message"), span.name);
-        if (chars) {
+        if (chars == 1) {
             get_pair(item.at("chars"), span, "characters");
         }
     } else {
