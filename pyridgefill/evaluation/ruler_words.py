@@ -39,7 +39,10 @@ def common_words(shape: Shape, count: int) -> Iterator[Prompt]:
         rows = _rows(shape, request, question, answer)
         often = max(5, rows // 150)
         listed = [word for word in common for _ in range(often)]
-        listed += _fill(shape, rows - sum(len(_item(shape, word)) for word in listed), others, often // 5)
+        left = rows - sum(len(_item(shape, word)) for word in listed)
+        if left < rows // 2:
+            raise ModelError(f"{rows} rows are too few to count words in", "ask for longer prompts")
+        listed += _fill(shape, left, others, often // 5)
         yield _prompt(shape, draw, listed, request, question, answer, common)
 
 
