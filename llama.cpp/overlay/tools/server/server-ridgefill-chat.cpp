@@ -8,6 +8,7 @@
 #include "server-common.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -88,6 +89,8 @@ private:
 
     message_set marked;
     rendered    found;
+
+    mutable std::map<size_t, server_ridgefill_text> texts; // of messages with spans inside
 };
 
 void put_mark(std::string & text, const std::string & mark, bool end) {
@@ -254,8 +257,8 @@ server_ridgefill_bytes chat_locator::find_message(size_t i, bool lenient) const 
 }
 
 server_ridgefill_bytes chat_locator::find_chars(size_t i, const server_ridgefill_span & span) const {
-    const server_ridgefill_text text(message_text(inputs.messages[i]));
-    const auto bytes = text.bytes(span);
+    const auto & text  = texts.try_emplace(i, message_text(inputs.messages[i])).first->second;
+    const auto   bytes = text.bytes(span);
     const auto & str = text.str();
 
     server_ridgefill_bytes res;
@@ -427,9 +430,15 @@ json server_ridgefill_chat(
         reason = e.what();
     }
 
+    std::set<std::string> roles;
+
     json res = json::array();
     for (const auto & span : spans) {
         json item = json::array();
+        if (span.type == server_ridgefill_span::ROLE && !roles.insert(span.role).second) {
+            res.push_back(item); // an earlier span has its rows
+            continue;
+        }
         try {
             if (span.type == server_ridgefill_span::MESSAGE || span.type == server_ridgefill_span::ROLE) {
                 if (!reason.empty()) {
