@@ -1,7 +1,7 @@
 # The C++ tests (overlay/tests/test-ridgefill*.cpp) and upstream's maker of tiny random models.
 
 # these take arguments: pytest runs them, not ctest
-set(RIDGEFILL_DRIVEN_TESTS test-ridgefill-load)
+set(RIDGEFILL_DRIVEN_TESTS test-ridgefill-load test-ridgefill-reserve)
 
 # these are built with AddressSanitizer, together with the overlay's part of libllama, which takes the place of the
 # library's own; the rest of llama.cpp is compiled once, without

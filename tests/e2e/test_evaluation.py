@@ -44,7 +44,7 @@ SELECTIONS: list[dict[str, Any]] = [
     {},
     {"select": "stride", "budget": 0.1},
     {"select": "attention", "budget": 0.1, "heads": ((0, 0), (2, 1))},
-    {"exact": ((30, 90), (128, 130))},
+    {"spans": ((30, 90), (128, 130))},
 ]
 
 

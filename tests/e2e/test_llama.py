@@ -7,7 +7,9 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from support.tokens import tokens
 
 from pyridgefill import Llama, RidgeFillConfig, RidgeFillError, fill
 from pyridgefill.fill import FillStats
+from pyridgefill.maps.model import Recommended, RetrievalHead
 
 TAIL, SINK = 64, 4
 OPTIONS: dict[str, Any] = {
@@ -244,6 +247,46 @@ HEADS = ((0, 0), (1, 1))
 def selecting(workshop: Any, **settings: Any) -> Llama:
     config = RidgeFillConfig(maps=workshop.maps("llama", "poison"), tail=TAIL, sink=SINK, min_prompt=0, **settings)
     return Llama(str(workshop.model("llama")), ridgefill=config, **OPTIONS)
+
+
+def recommending(workshop: Any, folder: Path, family: str) -> Path:
+    """Identity maps that recommend a selection."""
+    f, model = FAMILIES[family], workshop.model(family)
+    made = replace(
+        maps.identity(model, [f.split], f.sites()),
+        heads=(RetrievalHead(f.split, 1, 0),),
+        recommended=Recommended(split=f.split, select="attention", budget=0.25, pool=(1, 2), queries=20),
+    )
+    return maps.write(folder / "maps.gguf", made)
+
+
+def test_the_recommended_selection_is_the_default(workshop: Any, tmp_path: Path) -> None:
+    path = recommending(workshop, tmp_path, "llama")
+    config = RidgeFillConfig(maps=path, tail=TAIL, sink=SINK, min_prompt=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for select, share in ((None, 0.25), ("none", 0), ("stride", 0.25)):
+            llm = Llama(str(workshop.model("llama")), ridgefill=replace(config, select=select), **OPTIONS)
+            answer(llm, prompt(300))
+            assert llm.fill_stats is not None
+            assert llm.fill_stats.selected == round(share * (300 - TAIL - SINK))
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"), [("qwen35", "not an attention cache"), ("gemma3", "sliding windows have dropped them")]
+)
+def test_where_rows_cannot_run_again_the_recommended_selection_is_left_out(
+    workshop: Any, tmp_path: Path, family: str, reason: str
+) -> None:
+    config = RidgeFillConfig(maps=recommending(workshop, tmp_path, family), tail=TAIL, sink=SINK, min_prompt=0)
+    model, options = str(workshop.model(family)), {**OPTIONS, "swa_full": False}
+    with pytest.warns(UserWarning, match=f"selects no rows, though the maps recommend it: .*{reason}"):
+        llm = Llama(model, ridgefill=config, **options)
+    answer(llm, prompt(300))
+    assert llm.fill_stats == FillStats(reused=0, filled=300 - TAIL - SINK, exact=TAIL + SINK, selected=0)
+    for asked in ({"select": "attention"}, {"select": "stride"}, {"keep_states": True, "select": "none"}):
+        with pytest.raises(RidgeFillError, match=reason):
+            Llama(model, ridgefill=replace(config, **asked), **options)
 
 
 def test_all_rows_selected_are_an_exact_prompt(workshop: Any) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from e2e.test_heal import ATTENTION, SINK, TAIL, N, context, decode, options
+from support import maps
 from support.capi import RefusedError
 from support.engine import Context, Maps, Model
 from support.families import FAMILIES
@@ -41,10 +43,12 @@ def test_lower_then_upper_is_the_full_model_bit_for_bit(workshop: Any, family: s
         assert ctx.reusable(0, N) == N
 
 
-@pytest.mark.parametrize("family", ATTENTION)
-@pytest.mark.parametrize(("states", "tolerance"), [("f32", 1e-3), ("f16", 5e-3)])
+@pytest.mark.parametrize(
+    ("family", "states", "tolerance"),
+    # F16 split states round each row to 11 bits, where the exact run keeps F32; a router of experts may turn by that
+    [*((family, "f32", 1e-3) for family in ATTENTION), ("llama", "f16", 5e-3), ("gemma3", "f16", 5e-3)],
+)
 def test_lower_then_upper_in_other_ubatches(workshop: Any, family: str, states: str, tolerance: float) -> None:
-    """F16 split states round each row to 11 bits, where the exact run keeps F32."""
     with context(workshop, family, options(family, n_batch=50), states) as ctx:
         exact = ctx.decode({0: PROMPT}, 50)[0]
         ctx.clear()
@@ -88,19 +92,26 @@ def patterns(rng: random.Random) -> dict[str, list[int]]:
     return {"none": [], "one": [rng.choice(rows)], "tenth": sorted(tenth), "all": list(rows)}
 
 
+def fill_front(ctx: Context) -> None:
+    """All rows before the tail."""
+    ctx.mark(0, FILLED)
+    ctx.decode({0: PROMPT[: FILLED[1]]}, 0)
+    ctx.mark(0)
+
+
 @pytest.mark.parametrize("family", ATTENTION)
 @pytest.mark.parametrize("flash", [False, True])
 def test_selected_rows_of_an_oracle_change_nothing(workshop: Any, family: str, flash: bool) -> None:
     for live in range(FAMILIES[family].split, FAMILIES[family].n_layer):
         with (
             Model(workshop.oracle(family, live)) as model,
-            Maps(model, workshop.maps(family, "identity")) as maps,
+            Maps(model, workshop.maps(family, "identity")) as loaded,
             Context(model, options(family, "f16", flash)) as ctx,
         ):
             exact = ctx.decode({0: PROMPT}, TAIL)[0]
             ctx.clear()
-            ctx.set_maps(maps, states="f32")
-            decode(ctx, PROMPT[: FILLED[1]], FILLED)
+            ctx.set_maps(loaded, states="f32")
+            fill_front(ctx)
             for name, rows in patterns(random.Random(live)).items():
                 ctx.upper(0, rows)
                 got = ctx.decode({0: PROMPT[FILLED[1] :]}, TAIL, {0: FILLED[1]})[0]
@@ -116,30 +127,34 @@ def test_selected_rows_matter_where_maps_are_wrong(workshop: Any) -> None:
         exact = ctx.decode({0: PROMPT}, TAIL)[0]
         for name, rows in patterns(random.Random(0)).items():
             ctx.clear()
-            decode(ctx, PROMPT[: FILLED[1]], FILLED)
+            fill_front(ctx)
             ctx.upper(0, rows)
             got = ctx.decode({0: PROMPT[FILLED[1] :]}, TAIL, {0: FILLED[1]})[0]
             found[name] = float(np.abs(got - exact).mean() / np.ptp(exact))
     assert found["all"] < 1e-4 < found["tenth"] < found["none"]
 
 
-# F16 keys round to 11 bits, Q8_0 keys to 8 bits of their block's largest value; the difference is that of probabilities
-@pytest.mark.parametrize(("kind", "tolerance"), [("f16", 3e-3), ("q8_0", 3e-2)])
+# differences of probabilities, up to 0.7 here: F16 keys round to 11 bits, Q8_0 keys to 8 bits of their block's largest
+# value, and the layers below the head round as much
+@pytest.mark.parametrize(("kind", "tolerance"), [("f16", 1e-2), ("q8_0", 5e-2)])
 @pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize("n_query", [1, 40])
 def test_scores_are_a_softmax_over_the_same_queries_and_keys(
-    workshop: Any, kind: str, tolerance: float, flash: bool, n_query: int
+    workshop: Any, tmp_path: Path, kind: str, tolerance: float, flash: bool, n_query: int
 ) -> None:
-    reference = LlamaNumpy(workshop.model("llama"))
-    assert reference.n_head > reference.n_head_kv > 1
-    heads = [(layer, head) for layer in range(FAMILIES["llama"].split) for head in range(reference.n_head)]
-    probabilities = reference.probabilities(PROMPT)
+    family = replace(FAMILIES["llama"], n_head=6, n_head_kv=2, head=32)  # three heads share keys
+    path = family.write(tmp_path / "model.gguf")
+    probabilities = LlamaNumpy(path).probabilities(PROMPT)
+    heads = [(layer, head) for layer in range(family.split) for head in range(family.n_head)]
     want = np.stack([probabilities[layer][head, -n_query:].max(axis=0) for layer, head in heads])
-    with context(workshop, "llama", options("llama", kind, flash)) as ctx:
+    with Model(path) as model, Context(model, options("llama", kind, flash)) as ctx:
+        made = maps.identity(path, [family.split], family.sites())
+        ctx.set_maps(model.own(Maps(model, maps.write(tmp_path / "maps.gguf", made))), states="f32")
         ctx.mark(0, FILLED)
         ctx.select(0, "attention", N, TAIL, 8, heads=heads, n_query=n_query)
         ctx.decode({0: PROMPT}, 1)
         got = ctx.scores(N)
+        ctx.set_maps(None)
     assert want.max() > 0.2
     np.testing.assert_allclose(got, want, atol=tolerance)
 
@@ -239,19 +254,19 @@ def test_sequences_that_share_cells_heal_together(workshop: Any) -> None:
 )
 def test_the_reason_is_told_at_load(workshop: Any, family: str, reason: str) -> None:
     opts = options(family, n_ctx=2048, n_batch=512)
-    with Model(workshop.model(family)) as model, Maps(model, workshop.maps(family, "identity")) as maps:
+    with Model(workshop.model(family)) as model, Maps(model, workshop.maps(family, "identity")) as loaded:
         for swa_full in (True, False):
             with Context(model, replace(opts, swa_full=swa_full)) as ctx:
                 can, why = ctx.can_keep_states()
                 assert can == (family == "gemma3" and swa_full)
                 if can:
                     assert why == ""
-                    ctx.set_maps(maps, states="f32")
+                    ctx.set_maps(loaded, states="f32")
                 else:
                     with pytest.raises(RefusedError, match=reason) as refused:
-                        ctx.set_maps(maps, states="f32")
+                        ctx.set_maps(loaded, states="f32")
                     assert str(refused.value) == why
-                    ctx.set_maps(maps)  # fill without selection works
+                    ctx.set_maps(loaded)  # fill without selection works
                     ctx.mark(0, FILLED)
                     ctx.decode({0: PROMPT})
                     assert ctx.n_filled(0) == FILLED[1] - FILLED[0]

@@ -45,6 +45,11 @@ def sanitized_loader() -> Path:
     return _test_program("test-ridgefill-load")
 
 
+def reserve_checker() -> Path:
+    """The program that tells the size of the compute buffers before and after prompts."""
+    return _test_program("test-ridgefill-reserve")
+
+
 def model_maker() -> Path:
     """Upstream's maker of tiny random models."""
     return _test_program("test-llama-archs")

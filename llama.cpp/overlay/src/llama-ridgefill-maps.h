@@ -58,7 +58,7 @@ struct llama_ridgefill {
     float                  recommended_budget  = 0.05f; // share of the filled rows
     int32_t                recommended_before  = 8;
     int32_t                recommended_after   = 40;
-    int32_t                recommended_queries = 64;
+    int32_t                recommended_queries = 512;
 
     uint64_t hash = 0; // over the content of the file
 

@@ -235,6 +235,9 @@ static llama_ridgefill_ranges find_able(llama_memory_i * memory, llama_seq_id se
 
 // the prompts that the batch has ended: the selected rows of all of them, then their tails
 bool llama_context::ridgefill_finish() {
+    if (ridgefill.finishing.empty()) {
+        return true;
+    }
     auto & marks = memory->ridgefill;
 
     struct prompt {
@@ -258,9 +261,7 @@ bool llama_context::ridgefill_finish() {
                 rows.push_back({ seq_id, p });
             }
         }
-        if (!rows.empty()) {
-            ridgefill_upper(rows);
-        }
+        ridgefill_upper(rows);
         for (const auto & row : rows) {
             marks.filled[row.seq_id].erase(row.pos, row.pos + 1);
             prompts[row.seq_id].rerun.add(row.pos, row.pos + 1, 0);
