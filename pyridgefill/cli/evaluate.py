@@ -50,13 +50,11 @@ def ruler(
 ) -> None:
     """The task families of RULER: retrieval, variable tracking, word counts, question answering."""
     from pyridgefill.evaluation.jobs import ruler_jobs
-    from pyridgefill.evaluation.ruler import check_tasks
-    from pyridgefill.evaluation.squad import SquadTask
+    from pyridgefill.evaluation.ruler import tasks
 
-    extra: dict[str, Any] = {} if squad is None else {"qa": SquadTask(squad)}
-    tasks = check_tasks(task, extra)
+    chosen = task or [*tasks(), *(["qa"] if squad is not None else [])]
     with lab(options) as (bench, setting, _):
-        jobs = ruler_jobs(setting, lengths=options.lengths, tasks=tasks, prompts=prompts, extra=extra)
+        jobs = ruler_jobs(setting, lengths=options.lengths, tasks=chosen, prompts=prompts, squad=squad)
         _show_scores("ruler", run_jobs(bench, jobs))
 
 

@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from pyridgefill.builtin_corpora import BUILTIN
 from pyridgefill.chunks import ChatFormatter
-from pyridgefill.errors import ModelError, RidgeFillError
+from pyridgefill.errors import CorpusError, ModelError, RidgeFillError
 from pyridgefill.evaluation.divergence import Reference
 from pyridgefill.evaluation.far_loss import FarText, compare, exact_losses, measured_losses, repeated_tokens
 from pyridgefill.evaluation.lab import Advance, Compute, Job, Result
 from pyridgefill.evaluation.longbench import make_choice, read_longbench, run_choices, summarise_choices
 from pyridgefill.evaluation.needle import KINDS, make_keyed_texts, make_needles
 from pyridgefill.evaluation.prompts import Prompt, run_prompts, summarise
-from pyridgefill.evaluation.ruler import Shape, Task, make_prompts
+from pyridgefill.evaluation.ruler import Shape, Task, check_tasks, make_prompts
 from pyridgefill.evaluation.session import Session
+from pyridgefill.evaluation.squad import SquadTask
 from pyridgefill.evaluation.text import text_windows
 from pyridgefill.evaluation.variants import Variant
 
@@ -58,12 +60,19 @@ class Setting:
                 f"prompts of {ctx} tokens have no rows to fill",
                 f"ask for more than sink + tail = {self.sink + self.tail}",
             )
-        corpus = Path(self.corpus).name
+        corpus = self.corpus if self.corpus in BUILTIN else file_name(Path(self.corpus))
         return {"ctx": ctx, "sink": self.sink, "tail": self.tail, "seed": self.seed, "corpus": corpus, **more}
 
     def jobs(self, task: str, params: dict[str, Any], size: int, compute: Callable[[Variant], Compute]) -> list[Job]:
         """One job for each variant."""
         return [Job(task, params, variant, size, compute(variant)) for variant in self.variants]
+
+
+def file_name(path: Path) -> str:
+    """A file's name and size, which tell it from others in results."""
+    if not path.is_file():
+        raise CorpusError(f"{path}: no such file", "give the path of a file")
+    return f"{path.name} ({path.stat().st_size} bytes)"
 
 
 def _scored(
@@ -103,9 +112,11 @@ def needle_jobs(
 
 
 def ruler_jobs(
-    setting: Setting, *, lengths: Sequence[int], tasks: Sequence[str], prompts: int, extra: dict[str, Task]
+    setting: Setting, *, lengths: Sequence[int], tasks: Sequence[str], prompts: int, squad: Path | None = None
 ) -> list[Job]:
-    """Prompts of each task and length; `extra` has tasks that need the user's data."""
+    """Prompts of each task and length; the task `qa` needs a file in SQuAD's format."""
+    extra: dict[str, Task] = {} if squad is None else {"qa": SquadTask(squad)}
+    check_tasks(tasks, extra)
     jobs = []
     for ctx in lengths:
         for task in tasks:
@@ -116,7 +127,9 @@ def ruler_jobs(
                 )
                 return make_prompts(shape, task, prompts, extra)
 
-            jobs += _scored(setting, "ruler", setting.params(ctx, kind=task, prompts=prompts), prompts, make)
+            data = {"data": file_name(squad)} if squad is not None and task in extra else {}
+            params = setting.params(ctx, kind=task, prompts=prompts, **data)
+            jobs += _scored(setting, "ruler", params, prompts, make)
     return jobs
 
 
@@ -187,7 +200,7 @@ def longbench_jobs(setting: Setting, *, lengths: Sequence[int], path: Path, limi
     records = read_longbench(path)[: limit or None]
     jobs = []
     for ctx in lengths:
-        params = setting.params(ctx, file=path.name, records=len(records))
+        params = setting.params(ctx, file=file_name(path), records=len(records))
         del params["corpus"]
         choices = cache(
             lambda ctx=ctx: [

@@ -188,20 +188,13 @@ def tasks() -> dict[str, Task]:
     }
 
 
-def check_tasks(names: Sequence[str] | None, extra: dict[str, Task]) -> list[str]:
-    """The tasks that were asked for, all of them by default; `extra` has tasks that need the user's data.
-
-    Raises
-    ------
-    ModelError
-        If a task is not known.
-    """
+def check_tasks(names: Sequence[str], extra: dict[str, Task]) -> None:
+    """Raise a ModelError if a task is not known; `extra` has tasks that need the user's data."""
     known = [*tasks(), *extra]
-    for name in names or ():
+    for name in names:
         if name not in known:
             hint = "give --squad" if name == "qa" else f"choose among {', '.join(known)}"
             raise ModelError(f"task {name!r} is not known", hint)
-    return list(names or known)
 
 
 def make_prompts(shape: Shape, task: str, count: int, extra: dict[str, Task] | None = None) -> list[Prompt]:
@@ -212,5 +205,5 @@ def make_prompts(shape: Shape, task: str, count: int, extra: dict[str, Task] | N
     ModelError
         If the task is not known, or does not fit the rows.
     """
-    (name,) = check_tasks([task], extra or {})
-    return list((tasks() | (extra or {}))[name](shape, count))
+    check_tasks([task], extra or {})
+    return list((tasks() | (extra or {}))[task](shape, count))
