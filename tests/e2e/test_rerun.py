@@ -241,6 +241,33 @@ def test_sequences_that_share_cells_heal_together(workshop: Any) -> None:
             assert np.abs(got - want).max() < 1e-3 * np.ptp(want)
 
 
+# rows that came as embeddings
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gemma4"])
+def test_rows_of_embeddings_heal_where_upper_layers_read_no_tokens(workshop: Any, family: str) -> None:
+    rows = np.random.default_rng(0).normal(size=(10, FAMILIES[family].n_embd)).astype(np.float32)
+    with context(workshop, family, options(family)) as ctx:
+
+        def read() -> bytes:
+            ctx.decode({0: PROMPT[:40]}, 0)
+            ctx.decode_embeddings(rows, 40)
+            ctx.decode({0: PROMPT[50:70]}, 0, {0: 50})
+            return ctx.state(0)
+
+        want = read()
+        ctx.clear()
+        ctx.mark(0, (32, 40))
+        assert read() != want
+        assert ctx.heal(0, 8) == 8
+        if family == "gemma4":
+            with pytest.raises(RefusedError, match="came as embeddings cannot run again"):
+                ctx.heal(0, 10)
+            return
+        assert (ctx.heal(0, 10), ctx.heal(0, 20)) == (10, 20)
+        assert ctx.state(0) == want
+
+
 # where rows cannot run again
 
 

@@ -93,6 +93,23 @@ class Context:
             out[k] = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.handle, i), (self.model.n_vocab,))
         return out
 
+    def decode_embeddings(self, rows: NDArray[np.float32], start: int, seq: int = 0) -> None:
+        """Decode rows that come as embeddings, as images do, ``[n_rows][n_embd]``."""
+        batch = llama_cpp.llama_batch_init(len(rows), rows.shape[1], 1)
+        try:
+            batch.n_tokens = len(rows)
+            ctypes.memmove(batch.embd, np.ascontiguousarray(rows, np.float32).ctypes.data, rows.nbytes)
+            for i in range(len(rows)):
+                batch.pos[i] = start + i
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = seq
+                batch.logits[i] = False
+            status = llama_cpp.llama_decode(self.handle, batch)
+        finally:
+            llama_cpp.llama_batch_free(batch)
+        if status != 0:
+            raise DecodeError(f"llama_decode returned {status}: {last_words()}")
+
     def decode(
         self,
         prompts: Mapping[int, Sequence[int]],
