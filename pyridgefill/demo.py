@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shlex
 import statistics
 import sys
@@ -32,6 +31,7 @@ from pyridgefill.evaluation.needle import count_hits, make_needles
 from pyridgefill.evaluation.session import Session
 from pyridgefill.evaluation.text import text_windows, token_windows
 from pyridgefill.fit import FitOptions, fit_maps
+from pyridgefill.machine import describe_machine
 from pyridgefill.maps import identity_maps, read_base_model, read_maps, write_maps
 from pyridgefill.maps.model import Recommended, Target
 from pyridgefill.server import Server, program_path
@@ -202,20 +202,11 @@ def run(settings: Settings) -> dict[str, Any]:
         "calibration_tokens": settings.tokens,
         "repeats": settings.repeats,
         "texts": settings.texts,
-        "machine": {"cpu": _cpu(), "threads": settings.n_threads, "system": platform.system()},
+        "machine": describe_machine(settings.n_threads),
         "kv_type": "f16",
         "flash_attention": "auto",
         "n_ubatch": 512,
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]} ({len(names)} CPUs)" if names else platform.machine()
 
 
 def _show(report: dict[str, Any]) -> None:

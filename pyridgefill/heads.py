@@ -13,7 +13,7 @@ from scipy.ndimage import maximum_filter1d
 BUDGETS = (0.02, 0.05, 0.10)
 
 # a further head must find that much more
-_LEAST_GAIN = 0.002
+_LEAST_GAIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def choose_heads(prompts: Sequence[ScoredPrompt], count: int) -> list[int]:
     prompts
         With the same heads.
     count
-        Heads at most; fewer when another one finds less than 0.2 % more.
+        Heads at most; fewer when another one finds less than 1 % more.
 
     Returns
     -------

@@ -23,6 +23,9 @@ from pyridgefill.maps.model import RetrievalHead
 # needles of these kinds check the heads that the other kinds have chosen
 CHECK_KINDS = ("uuids", "chinese")
 
+# not the text that evaluations use
+RANKING_CORPUS = "stdlib-code"
+
 
 def find_heads(
     model_path: str | os.PathLike[str],
@@ -97,6 +100,7 @@ def _needles(
     chat = chat_formatter(session, add_generation_prompt=True)
     for length in lengths:
         shape: dict[str, Any] = {"n_prompt": length, "sink": config.sink or 0, "tail": config.tail or 256}
+        shape["corpus"] = RANKING_CORPUS
         for index, kind in enumerate(KINDS):
             for needle in make_needles(session, chat, count=prompts, kind=kind, seed=seed + index, **shape):
                 yield kind, needle.tokens, range(needle.value_start, needle.value_end)
@@ -106,7 +110,7 @@ def _texts(session: Session, config: RidgeFillConfig, lengths: Sequence[int], pr
     for length in lengths:
         made = 0
         # the windows behind those that hide the needles
-        for tokens in text_windows(session, length, skip=prompts):
+        for tokens in text_windows(session, length, skip=prompts, corpus=RANKING_CORPUS):
             rows = repeated_rows(tokens, config.sink or 0, config.tail or 256)
             if rows:
                 yield "repeats", tokens, rows

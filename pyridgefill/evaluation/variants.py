@@ -85,6 +85,20 @@ def resolve(config: RidgeFillConfig, maps: MapSet) -> RidgeFillConfig:
     )
 
 
+def make_cell(config: RidgeFillConfig) -> dict[str, Any]:
+    """What tells results with this configuration, as `resolve` returns it, from others."""
+    with Path(str(config.maps)).open("rb") as file:
+        digest = hashlib.file_digest(file, "blake2b").hexdigest()[:16]
+    cell: dict[str, Any] = {"maps": digest, "split": config.split, "select": config.select}
+    if config.select != "none":
+        cell["budget"] = config.budget
+        cell["pool"] = list(config.pool or ())
+    if config.select == "attention":
+        cell["queries"] = config.queries
+        cell["heads"] = [f"{layer}.{head}" for layer, head in config.heads]
+    return cell
+
+
 def make_variants(
     model: Path,
     config: RidgeFillConfig,
@@ -117,15 +131,7 @@ def make_variants(
             raise RidgeFillError(f"baseline {name!r} is not known", f"choose among {', '.join(BASELINES)}")
     assert config.maps is not None
     stored = read_maps(config.maps)
-    with Path(config.maps).open("rb") as file:
-        digest = hashlib.file_digest(file, "blake2b").hexdigest()[:16]
-    cell: dict[str, Any] = {"maps": digest, "split": config.split, "select": config.select}
-    if config.select != "none":
-        cell["budget"] = config.budget
-        cell["pool"] = list(config.pool or ())
-    if config.select == "attention":
-        cell["queries"] = config.queries
-        cell["heads"] = [f"{layer}.{head}" for layer, head in config.heads]
+    cell = make_cell(config)
     variants = [Variant("exact", None, {"variant": "exact"}), Variant("fill", config, {"variant": "fill", **cell})]
     for name in dict.fromkeys(baselines):
         if name == "drop":

@@ -6,8 +6,8 @@
 #include <optional>
 #include <stdexcept>
 
-// far more than anybody names, but a request of some megabytes must not cost minutes
-static constexpr size_t MAX_SPANS = 65536;
+// far more than anybody names; a request must not cost minutes
+static constexpr size_t MAX_SPANS = 4096;
 
 //
 // parsing

@@ -1,0 +1,91 @@
+"""Retrieval heads and recommended settings, on tiny models whose tokens spell their text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import paths, spelling
+from support.families import FAMILIES
+
+from pyridgefill.cli.main import run
+from pyridgefill.config import RidgeFillConfig
+from pyridgefill.evaluation.heads import find_heads, head_counts
+from pyridgefill.evaluation.propose import Trial, Workload, propose
+from pyridgefill.maps import read_maps
+
+SPLIT = FAMILIES["llama"].split
+# a byte is a token: questions are long
+TAIL, LENGTH = 640, 2048
+WORK = Workload(length=LENGTH, keys=1, texts=1)
+HEADS = {SPLIT: [(0, 0), (1, 1)]}
+
+
+@pytest.fixture(autouse=True)
+def engine_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIDGEFILL_LIB_PATH", str(paths.engine_library()))
+
+
+@pytest.fixture(scope="module")
+def model(workshop: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return spelling.write(workshop.oracle("llama", 5), tmp_path_factory.mktemp("spelling") / "model.gguf")
+
+
+def config(workshop: Any, kind: str) -> RidgeFillConfig:
+    return RidgeFillConfig(workshop.maps("llama", kind), sink=4, tail=TAIL, skip_fingerprint=True)
+
+
+def test_maps_that_are_exact_need_the_smallest_budget(workshop: Any, model: Path) -> None:
+    seen: list[Trial] = []
+    accepted, trials = propose(
+        model, config(workshop, "identity"), HEADS, splits=[SPLIT], workload=WORK, on_trial=seen.append, n_threads=1
+    )
+    assert seen == trials
+    exact, first = trials
+    assert (exact.split, exact.select, exact.n) == (None, "none", 6)
+    assert (first.split, first.select, first.budget, first.accepted) == (SPLIT, "attention", 0.05, True)
+    assert accepted == first
+    assert exact.loss is not None
+    assert first.loss == pytest.approx(exact.loss, rel=1e-3)
+
+
+def test_settings_are_tried_from_the_cheapest_on(workshop: Any, model: Path) -> None:
+    strict = Workload(length=LENGTH, keys=1, texts=1, max_loss_increase=-0.5)
+    accepted, trials = propose(
+        model, config(workshop, "poison"), HEADS, splits=[SPLIT], budgets=(0.2, 0.1), workload=strict, n_threads=1
+    )
+    assert accepted is None
+    settings = [(trial.select, trial.budget, trial.accepted) for trial in trials[1:]]
+    assert settings == [("attention", 0.1, False), ("attention", 0.2, False), ("none", 0.0, False)]
+
+
+def test_heads_are_below_each_split(workshop: Any, model: Path) -> None:
+    found = find_heads(
+        model, config(workshop, "identity"), splits=[2, SPLIT], count=2, prompts=1, lengths=(LENGTH,), n_threads=1
+    )
+    assert {head.split for head in found} == {2, SPLIT}
+    for head in found:
+        assert head.layer < head.split
+        assert head.head < head_counts(model)[head.layer]
+        assert 0 <= head.recall[0] <= head.recall[1] <= head.recall[2] <= 1
+    assert len({(head.split, head.layer, head.head) for head in found}) == len(found)
+
+
+def test_calibrate_recommends(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    maps = tmp_path / "maps.gguf"
+    arguments = ["calibrate", model, "-o", maps, "--splits", "auto", "--tokens", 9000, "--tail", TAIL, "--threads", 1]
+    assert run([*map(str, arguments), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [split["layer"] for split in report["splits"]] == [2, 3, 4, 5]
+    assert report["trials"][0]["split"] is None
+    accepted = [trial for trial in report["trials"][1:] if trial["accepted"]]
+    recommended = read_maps(maps).recommended
+    assert recommended.split == (accepted[0]["split"] if accepted else 5)
+    assert recommended.select in ("attention", "none")
+    if recommended.select == "attention":
+        assert recommended.pool == (8, 40)
+        assert recommended.budget == pytest.approx(accepted[0]["budget"] if accepted else 0.1)
+        assert {head["split"] for head in report["heads"]} >= {recommended.split}
+    assert [item.name for item in tmp_path.iterdir()] == ["maps.gguf"]
