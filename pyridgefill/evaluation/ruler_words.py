@@ -40,7 +40,7 @@ def common_words(shape: Shape, count: int) -> Iterator[Prompt]:
         often = max(5, rows // 150)
         listed = [word for word in common for _ in range(often)]
         left = rows - sum(len(_item(shape, word)) for word in listed)
-        if left < rows // 2:
+        if left < rows // 4:
             raise ModelError(f"{rows} rows are too few to count words in", "ask for longer prompts")
         listed += _fill(shape, left, others, often // 5)
         yield _prompt(shape, draw, listed, request, question, answer, common)
