@@ -76,6 +76,7 @@ def test_heads_are_below_each_split(workshop: Any, model: Path) -> None:
 def test_calibrate_recommends(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     maps = tmp_path / "maps.gguf"
     arguments = ["calibrate", model, "-o", maps, "--splits", "auto", "--tokens", 9000, "--tail", TAIL, "--threads", 1]
+    arguments += ["--n-ctx", 512]
     assert run([*map(str, arguments), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [split["layer"] for split in report["splits"]] == [2, 3, 4, 5]

@@ -19,7 +19,10 @@ from pyridgefill.maps.model import RetrievalHead
 def test_compute_buffers_keep_their_size(workshop: Any, tmp_path: Path, family: str, n_seq: int) -> None:
     f, model = FAMILIES[family], workshop.model(family)
     heads = tuple(RetrievalHead(f.split, layer, 0) for layer in range(f.split))
-    path = maps.write(tmp_path / "maps.gguf", replace(maps.identity(model, [f.split], f.sites()), heads=heads))
+    made = maps.identity(model, [f.split], f.sites())
+    # a stream's share of a ubatch is 42 rows
+    asking = replace(made.recommended, queries=512 if n_seq == 1 else 40)
+    path = maps.write(tmp_path / "maps.gguf", replace(made, heads=heads, recommended=asking))
     command = [str(paths.reserve_checker()), str(model), str(path), str(n_seq)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -165,7 +165,8 @@ llama_ridgefill_marks * llama_context::ridgefill_marks() const {
 }
 
 // the worst cases of all modes, so that a change of mode does not reallocate
-// selections that ask for more heads or queries than the maps file, in a larger graph than that of all layers, do once
+// selections that ask for more heads or queries than the maps file do once, if their graph is larger than that of all
+// layers; in a cache of several streams also those with more queries than a stream's share of a ubatch
 bool llama_context::ridgefill_reserve(uint32_t n_tokens, uint32_t n_seqs, uint32_t n_outputs, const llama_memory_context_i * mctx) {
     auto & cur = cparams.ridgefill;
     if (!cur.maps) {
@@ -191,7 +192,8 @@ bool llama_context::ridgefill_reserve(uint32_t n_tokens, uint32_t n_seqs, uint32
     llama_ridgefill_selection selection = {};
     selection.heads = cur.maps->splits.at(cur.split).heads;
     cur.selection   = &selection;
-    cur.n_query     = selection.heads.empty() ? 0 : std::min<int32_t>(n_tokens/n_seqs, llama_ridgefill_default_select_params(cur.maps, cur.split).n_query);
+    const int32_t n_most = cparams.kv_unified ? n_tokens : n_tokens/n_seqs;
+    cur.n_query     = selection.heads.empty() ? 0 : std::min(n_most, llama_ridgefill_default_select_params(cur.maps, cur.split).n_query);
     const bool lower = reserve(LLAMA_RIDGEFILL_MODE_LOWER, "LOWER", 1);
     cur.selection = nullptr;
     cur.n_query   = 0;
