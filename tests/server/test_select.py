@@ -159,7 +159,7 @@ def test_restored_rows_can_run_again(kit: Kit) -> None:
         assert server.slot_file("restore", "filled").status_code == 200
         answer = server.complete(longer, ALL)
         assert answer.count(filled=100 - TAIL, exact=TAIL, reused=len(PROMPT))
-        assert answer.rows["selected"] == len(longer) - TAIL - SINK
+        assert answer.rows["selected"] == FILLED + 100 - TAIL
         assert same(server.complete(PROMPT, False), truth)
     with kit.serve("llama", *options, "--ridgefill-heal", maps=kit.poison()) as server:
         assert server.slot_file("restore", "filled").status_code == 200
