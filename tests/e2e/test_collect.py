@@ -204,7 +204,11 @@ def test_command_line_from_text_to_maps(workshop, tmp_path, corpus) -> None:
     model, maps = workshop.model("llama"), tmp_path / "Карты.gguf"
     arguments = ["calibrate", model, "-o", maps, "--corpus", corpus.source, "--splits", "5", "--tokens", 5000]
     result = subprocess.run(
-        [*command(*arguments, "--n-ctx", 64, "--no-heads", "--json")], capture_output=True, text=True, env=environment(), check=False
+        [*command(*arguments, "--n-ctx", 64, "--no-heads", "--json")],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
