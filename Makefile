@@ -39,7 +39,7 @@ PIN_ARCHIVE := $(ENGINE)/download/$(shell sed -n 's/^archive *= *//p' llama.cpp/
 ENGINE_FILES := CMakeLists.txt pyproject.toml llama.cpp/PIN \
 	$(wildcard cmake/*.cmake) $(wildcard llama.cpp/patches/*.patch) $(shell find llama.cpp/overlay -type f)
 
-.PHONY: all build demo serve test lint wheel models bench-models bench clean FORCE
+.PHONY: all build demo serve test lint wheel models bench-models bench bench-selected clean FORCE
 .DELETE_ON_ERROR:
 
 all: build
@@ -113,6 +113,14 @@ bench: bench-models
 		--append benchmarks/results/smollm2.jsonl
 	$(PY) -m pyridgefill.demo --model $(MODELS)/qwen2.5-coder-0.5b.gguf --folder $(BUILD)/bench --split 16 --needles 20 \
 		--append benchmarks/results/qwen2.5-coder-0.5b.jsonl
+
+# selected rows: maps with low splits and their retrieval heads, then speed, retrieval and far-context loss
+bench-selected: bench-models
+	mkdir -p benchmarks/results $(BUILD)/bench
+	scripts/bench_selected.sh $(VENV)/bin/pyridgefill $(MODELS)/qwen2.5-coder-0.5b.gguf $(BUILD)/bench \
+		benchmarks/results/qwen2.5-coder-0.5b-selected.jsonl 10 4096 8192
+	scripts/bench_selected.sh $(VENV)/bin/pyridgefill $(MODELS)/smollm2.gguf $(BUILD)/bench \
+		benchmarks/results/smollm2-selected.jsonl 18 4096 8000
 
 #
 # checks
