@@ -77,11 +77,11 @@ def far_loss(
     with lab(options) as (bench, setting, _):
         skipped = default_near(setting.tail) if near < 0 else near
         jobs = far_loss_jobs(setting, lengths=options.lengths, texts=texts, near=skipped, threshold=threshold)
-        table = Table("tokens", "variant", "group", "n", "exact", "loss", "removed", "change of loss", "of perplexity")
+        table = Table("tokens", "variant", "group", "n", "exact", "loss", "removed", "loss, %", "perplexity, %")
         for job, result in run_jobs(bench, jobs):
             for name, group in result.get("groups", {}).items():
                 numbers = [f"{group[key]:.3f}" for key in ("exact", "fill", "removed")]
-                changes = [_percent(group[key]) for key in ("relative", "perplexity")]
+                changes = [_percent(group[key], "+.1f") for key in ("relative", "perplexity")]
                 table.add_row(str(job.params["ctx"]), job.variant.name, name, str(group["tokens"]), *numbers, *changes)
         common.stdout.print(table)
 
@@ -100,7 +100,7 @@ def kld(
 
     with lab(options) as (bench, setting, folder):
         jobs = kld_jobs(setting, lengths=options.lengths, texts=texts, generated=generated, folder=folder)
-        table = Table("tokens", "variant", "loss", "perplexity", "rows", "n", "KL", "KL, 99 %", "top-1")
+        table = Table("tokens", "variant", "loss", "perplexity", "rows", "n", "KL", "KL, 99 %", "top-1, %")
         for job, result in run_jobs(bench, jobs):
             head = [str(job.params["ctx"]), job.variant.name, f"{result['loss']:.4f}", f"{result['perplexity']:.3f}"]
             if job.variant.name == "exact":
@@ -110,7 +110,7 @@ def kld(
                     row = result[part]
                     table.add_row(
                         *head, part, str(row["rows"]), _interval(row["kl"], ".4f"), f"{row['kl_99']:.3f}",
-                        _interval(row["top1"], ".1%"),
+                        _percent(row["top1"], ".1f"),
                     )  # fmt: skip
         common.stdout.print(table)
 
@@ -127,17 +127,17 @@ def longbench(
 
     with lab(options) as (bench, setting, _):
         jobs = longbench_jobs(setting, lengths=options.lengths, path=data, limit=limit)
-        table = Table("tokens", "variant", "right", "accuracy", "difference, points", "p", "same choice")
+        table = Table("tokens", "variant", "right", "%", "difference, points", "p", "same choice, %")
         for job, result in run_jobs(bench, jobs):
-            same = _interval(result["same_choice"], ".1%") if "same_choice" in result else ""
+            same = _percent(result["same_choice"]) if "same_choice" in result else ""
             table.add_row(str(job.params["ctx"]), job.variant.name, *_hits(result), same)
         common.stdout.print(table)
 
 
 def _show_scores(title: str, rows: list[tuple[Any, dict[str, Any]]]) -> None:
-    table = Table("tokens", "kind", "variant", "all found", "accuracy", "difference, points", "p", "score", title=title)
+    table = Table("tokens", "kind", "variant", "found", "%", "difference, points", "p", "score", title=title)
     for job, result in rows:
-        score = _interval(result["score"], ".3f")
+        score = f"{result['score']['value']:.3f}"
         table.add_row(str(job.params["ctx"]), str(job.params["kind"]), job.variant.name, *_hits(result), score)
     common.stdout.print(table)
 
@@ -146,18 +146,17 @@ def _hits(result: dict[str, Any]) -> list[str]:
     compared = "difference" in result
     return [
         f"{result['hits']} of {result['prompts']}",
-        _interval(result["accuracy"], ".1%"),
-        _interval(result["difference"], "+.1f") if compared else "",
+        _percent(result["accuracy"]),
+        _interval(result["difference"], "+.0f") if compared else "",
         f"{result['mcnemar_p']:.3f}" if compared else "",
     ]
 
 
-def _interval(value: dict[str, float | None], form: str) -> str:
+def _interval(value: dict[str, float | None], form: str, scale: float = 1) -> str:
     """A value and its 95 % interval, which one text alone does not have."""
-    if value["low"] is None or value["high"] is None:
-        return format(value["value"], form)
-    return f"{value['value']:{form}} ({value['low']:{form}} to {value['high']:{form}})"
+    shown = [format(scale * number, form) for key in ("value", "low", "high") if (number := value[key]) is not None]
+    return f"{shown[0]} ({shown[1]} to {shown[2]})" if len(shown) == 3 else shown[0]
 
 
-def _percent(value: dict[str, float | None]) -> str:
-    return _interval(value, "+.1%")
+def _percent(value: dict[str, float | None], form: str = ".0f") -> str:
+    return _interval(value, form, 100)
