@@ -27,7 +27,8 @@ from pyridgefill.corpus import Corpus
 from pyridgefill.cost import cost_model
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.loss import tail_losses
-from pyridgefill.evaluation.needle import count_hits, make_needles
+from pyridgefill.evaluation.needle import make_needles
+from pyridgefill.evaluation.prompts import count_hits
 from pyridgefill.evaluation.session import Session
 from pyridgefill.evaluation.text import text_windows, token_windows
 from pyridgefill.fit import FitOptions, fit_maps
@@ -167,11 +168,7 @@ def measure_quality(settings: Settings, progress: Progress) -> dict[str, Any]:
         for name, maps in variants.items():
             config = RidgeFillConfig(maps=maps, sink=settings.sink, tail=settings.tail, min_prompt=0)
             session.set_maps(config if maps else None)
-            found = 0
-            for needle in needles:
-                found += sum(count_hits(session, [needle]))
-                progress.advance(task)
-            hits[name] = [found, len(needles)]
+            hits[name] = [sum(count_hits(session, needles, lambda: progress.advance(task))), len(needles)]
             total = 0.0
             for text in texts:
                 total += sum(tail_losses(session, [text], settings.tail))

@@ -51,19 +51,19 @@ class Fill:
             context_params = _native.llama_ridgefill_default_context_params()
             if config.split is not None:
                 context_params.split = config.split
-            self.select = self._find_select(context_params.split)
+            self._defaults = _native.llama_ridgefill_default_select_params(self._maps or 0, context_params.split)
+            self.select = self._find_select()
             context_params.keep_states = config.keep_states or self.select != "none"
             _native.check(_native.llama_set_ridgefill(context, self._maps, context_params) == 0, "RidgeFill")
         except BaseException:
             self.close()
             raise
 
-    def _find_select(self, split: int) -> str:
+    def _find_select(self) -> str:
         """How rows are selected; what the maps recommend is left out where the context cannot do it."""
         if self.config.select is not None:
             return self.config.select
-        recommended = _native.llama_ridgefill_default_select_params(self._maps or 0, split).type
-        select = next(name for name, value in _SELECT.items() if value == recommended)
+        select = next(name for name, value in _SELECT.items() if value == self._defaults.type)
         if select != "none" and not _native.llama_ridgefill_can_keep_states(self._context):
             reason = _native.llama_ridgefill_last_error().decode("utf-8", errors="replace")
             warnings.warn(f"RidgeFill selects no rows, though the maps recommend it: {reason}", stacklevel=4)
@@ -85,14 +85,12 @@ class Fill:
     @property
     def pool(self) -> tuple[int, int]:
         """Rows before and after a row that its score counts for, too."""
-        defaults = _native.llama_ridgefill_default_select_params(self._maps or 0, self.split)
-        return self.config.pool or (defaults.n_before, defaults.n_after)
+        return self.config.pool or (self._defaults.n_before, self._defaults.n_after)
 
     @property
     def queries(self) -> int:
         """Last rows of a prompt that ask."""
-        defaults = _native.llama_ridgefill_default_select_params(self._maps or 0, self.split)
-        return self.config.queries or int(defaults.n_query)
+        return self.config.queries or int(self._defaults.n_query)
 
     def _plan_params(self) -> _native.llama_ridgefill_plan_params:
         params = _native.llama_ridgefill_default_plan_params(self._maps or 0)

@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import maximum_filter1d
 
+from pyridgefill.maps.model import HEAD_SHARES
+
 # the heads' recall is told at these shares of the rows that may be selected
-BUDGETS = (0.02, 0.05, 0.10)
+BUDGETS = tuple(percent / 100 for percent in HEAD_SHARES)
 
 # a further head must find that much more
 _LEAST_GAIN = 0.01

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Annotated
 
@@ -56,10 +55,14 @@ def bench(
                 tokens = next(text_windows(session, length, corpus=options.corpus))
                 timing = measure_ttft(session, config, tokens, repeats=repeats, on_progress=lambda: bar.advance(task))
                 result = timing.to_dict()
-                results.add(cell, result, {"machine": describe_machine(threads), "n_layer": _layers(options)})
+                results.add(
+                    cell,
+                    result,
+                    {"machine": describe_machine(threads), "n_layer": read_base_model(options.model).block_count},
+                )
             found.append((cell, result))
     if options.json is None:
-        common.stdout.print(json.dumps([{"cell": cell, "result": result} for cell, result in found]))
+        common.print_json([{"cell": cell, "result": result} for cell, result in found])
         return
     table = Table("tokens", "split", "select", "times sooner", "of the filled time for selection")
     for cell, result in found:
@@ -72,7 +75,3 @@ def bench(
             "" if overhead is None else f"{overhead:.1%}",
         )
     common.stdout.print(table)
-
-
-def _layers(options: EvalOptions) -> int:
-    return read_base_model(options.model).block_count

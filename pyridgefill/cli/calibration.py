@@ -193,7 +193,7 @@ def calibrate(
         config = RidgeFillConfig(sink=sink, tail=tail)
         engine = {"n_threads": threads, "n_gpu_layers": n_gpu_layers}
         with trial_file(output, maps, weight_type) as path:
-            maps = with_heads(model, path, maps, count=3, prompts=2, lengths=(1024, 2048), config=config, **engine)
+            maps = with_heads(model, path, maps, config, prompts=2, **engine)
             if splits == "auto":
                 maps, trials = with_recommendation(model, path, maps, config, **engine)
     write_maps(output, maps, weight_type=weight_type)

@@ -15,9 +15,6 @@ from pyridgefill.cli.selection import with_heads
 from pyridgefill.config import DEFAULT_POOL, DEFAULT_QUERIES, RidgeFillConfig
 from pyridgefill.maps import read_maps, write_maps
 
-# tokens of the prompts
-LENGTHS = (1024, 2048)
-
 
 def heads(
     model: ModelArgument,
@@ -44,11 +41,11 @@ def heads(
         model,
         maps,
         stored,
+        RidgeFillConfig(sink=4, tail=tail, pool=(before, after), queries=queries),
         count=count,
         prompts=prompts,
-        lengths=tuple(length or LENGTHS),
-        config=RidgeFillConfig(sink=4, tail=tail, pool=(before, after), queries=queries),
         n_threads=threads,
+        **({"lengths": length} if length else {}),
     )
     write_maps(output, found, weight_type=weight_type)
     if as_json:

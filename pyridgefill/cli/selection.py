@@ -29,17 +29,7 @@ def trial_file(output: Path, maps: MapSet, weight_type: str) -> Iterator[Path]:
         path.unlink()
 
 
-def with_heads(
-    model: Path,
-    path: Path,
-    maps: MapSet,
-    *,
-    count: int,
-    prompts: int,
-    lengths: tuple[int, ...],
-    config: RidgeFillConfig,
-    **options: Any,
-) -> MapSet:
+def with_heads(model: Path, path: Path, maps: MapSet, config: RidgeFillConfig, **options: Any) -> MapSet:
     """The maps with retrieval heads for each split.
 
     Parameters
@@ -48,10 +38,8 @@ def with_heads(
         The model's GGUF.
     path, maps
         The maps, in a file and read.
-    count, prompts, lengths, config
-        As for `find_heads`.
-    **options
-        For `CaptureEngine`.
+    config, **options
+        For `find_heads`.
     """
     from pyridgefill.evaluation.heads import find_heads  # loads the native library
 
@@ -61,9 +49,6 @@ def with_heads(
             model,
             replace(config, maps=path),
             splits=[split.layer for split in maps.splits],
-            count=count,
-            prompts=prompts,
-            lengths=lengths,
             on_progress=lambda done, total: bar.update(task, completed=done, total=total),
             **options,
         )

@@ -13,6 +13,7 @@ from scipy.special import log_softmax
 
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.intervals import mean_difference, paired_bootstrap
+from pyridgefill.evaluation.loss import next_token_losses
 from pyridgefill.evaluation.session import Session
 
 Logits = npt.NDArray[np.float32]
@@ -80,7 +81,9 @@ class Reference:
     def loss(self) -> dict[str, float]:
         """Mean loss of the tails' tokens, and their perplexity."""
         assert self._logits is not None, "record first"
-        losses = [_loss(self._logits[i, : self.tail], text[-self.tail :]) for i, text in enumerate(self.texts)]
+        losses = [
+            next_token_losses(self._logits[i, : self.tail], text[-self.tail :]) for i, text in enumerate(self.texts)
+        ]
         return {"loss": float(np.mean(losses)), "perplexity": float(np.exp(np.mean(losses)))}
 
     def compare(self, session: Session, *, seed: int, advance: Callable[[], None]) -> dict[str, Any]:
@@ -116,7 +119,7 @@ class Reference:
                     "ask for a longer tail",
                 )
             rows = {"tail": session.prefill(text, self.tail)}
-            losses.append(_loss(rows["tail"], text[-self.tail :]))
+            losses.append(next_token_losses(rows["tail"], text[-self.tail :]))
             if continuation:
                 rows["generated"] = session.extend(continuation)
             start = 0
@@ -136,12 +139,6 @@ class Reference:
                     "top1": asdict(_interval(same, seed)),
                 }
         return result
-
-
-def _loss(logits: Logits, tokens: Sequence[int]) -> float:
-    """Mean loss of the tokens after the first, predicted by the rows before them."""
-    rows = zip(logits[:-1], tokens[1:], strict=True)
-    return -float(np.mean([log_softmax(row.astype(np.float64))[token] for row, token in rows]))
 
 
 def _interval(values: Sequence[npt.NDArray[Any]], seed: int) -> Any:

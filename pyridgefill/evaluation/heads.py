@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader
 
+from pyridgefill._native import LLAMA_RIDGEFILL_MAX_HEADS as MAX_HEADS
 from pyridgefill.chat import chat_formatter
 from pyridgefill.config import DEFAULT_POOL, RidgeFillConfig
 from pyridgefill.evaluation.needle import KINDS, make_needles
@@ -41,9 +42,9 @@ def find_heads(
 ) -> list[RetrievalHead]:
     """Rank the heads below each split by how well they find needles.
 
-    One prefill of each prompt lets all heads below the highest split score: what a head sees does not depend on the
-    split above it. Needles of most kinds choose the heads, and texts whose end repeats rows before it, see
-    `repeated_rows`; recall is told on needles of `CHECK_KINDS`.
+    One prefill of each prompt lets all heads of 32 layers score: what a head sees does not depend on the split above
+    it. Needles of most kinds choose the heads, and texts whose end repeats rows before it, see `repeated_rows`; recall
+    is told on needles of `CHECK_KINDS`.
 
     Parameters
     ----------
@@ -78,15 +79,19 @@ def find_heads(
         pool = config.pool or DEFAULT_POOL
         prompts_made = [*_needles(session, config, lengths, prompts, seed), *_texts(session, config, lengths, prompts)]
         # no row is selected: the heads score all the same
-        layers = tuple((layer, -1) for layer, n_head in enumerate(counts) if n_head > 0)
-        session.set_maps(
-            replace(config, split=highest, select="attention", budget=0, min_prompt=0, pool=pool, heads=layers)
-        )
-        ranking: list[ScoredPrompt] = []
-        check: list[ScoredPrompt] = []
-        for done, (kind, tokens, rows) in enumerate(prompts_made):
-            (check if kind in CHECK_KINDS else ranking).append(_score(session, tokens, rows, pool))
-            on_progress(done + 1, len(prompts_made))
+        config = replace(config, split=highest, select="attention", budget=0, min_prompt=0, pool=pool)
+        layers = [(layer, -1) for layer, n_head in enumerate(counts) if n_head > 0]
+        groups = [tuple(layers[i : i + MAX_HEADS]) for i in range(0, len(layers), MAX_HEADS)]
+        parts: list[list[ScoredPrompt]] = [[] for _ in prompts_made]
+        for group in groups:
+            session.set_maps(replace(config, heads=group))
+            for index, (_, tokens, rows) in enumerate(prompts_made):
+                parts[index].append(_score(session, tokens, rows, pool))
+                on_progress(sum(map(len, parts)), len(groups) * len(prompts_made))
+    scored = [ScoredPrompt(np.concatenate([part.scores for part in found]), found[0].wanted) for found in parts]
+    kinds = [kind for kind, _, _ in prompts_made]
+    ranking = [prompt for kind, prompt in zip(kinds, scored, strict=True) if kind not in CHECK_KINDS]
+    check = [prompt for kind, prompt in zip(kinds, scored, strict=True) if kind in CHECK_KINDS]
     return [head for split in splits for head in _choose(split, everyone, ranking, check, count)]
 
 

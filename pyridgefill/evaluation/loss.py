@@ -12,6 +12,26 @@ from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.session import Session
 
 
+def next_token_losses(logits: npt.NDArray[np.float32], tokens: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Negative log likelihood of each token after the first, predicted by the row before it.
+
+    Parameters
+    ----------
+    logits
+        `[n, n_vocab]`.
+    tokens
+        The rows' tokens, n.
+
+    Returns
+    -------
+    ndarray
+        `[n - 1]`, in nats.
+    """
+    rows = zip(logits[:-1], tokens[1:], strict=True)
+    # row by row: no copy of all logits in float64
+    return np.asarray([logsumexp(row.astype(np.float64)) - float(row[token]) for row, token in rows])
+
+
 def token_losses(session: Session, tokens: Sequence[int], tail: int) -> npt.NDArray[np.float64]:
     """Negative log likelihood of each token of the tail after the first.
 
@@ -37,12 +57,7 @@ def token_losses(session: Session, tokens: Sequence[int], tail: int) -> npt.NDAr
     n_exact = session.exact_tail(len(tokens))
     if n_exact < tail:
         raise ModelError(f"loss on {tail} rows, but only the last {n_exact} run exact", "ask for a longer tail")
-    logits = session.prefill(tokens, tail)[:-1]
-    targets = np.asarray(tokens[-tail + 1 :])
-    chosen = logits[np.arange(tail - 1), targets].astype(np.float64)
-    total = np.asarray([logsumexp(row.astype(np.float64)) for row in logits], dtype=np.float64)
-    losses: npt.NDArray[np.float64] = total - chosen
-    return losses
+    return next_token_losses(session.prefill(tokens, tail), tokens[-tail:])
 
 
 def tail_losses(session: Session, prompts: Sequence[Sequence[int]], tail: int) -> list[float]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyridgefill.chunks import ChatFormatter, Tokenizer
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.layout import Frame, assemble, make_frame, spread
 from pyridgefill.evaluation.needle_kinds import KINDS, Kind
-from pyridgefill.evaluation.score import value_score
-from pyridgefill.evaluation.session import Session
 from pyridgefill.evaluation.text import EVALUATION_CORPUS, token_windows
 
-__all__ = ["KINDS", "KeyedText", "Needle", "count_hits", "make_keyed_texts", "make_needles"]
+__all__ = ["KINDS", "KeyedText", "Needle", "make_keyed_texts", "make_needles"]
 
 # beyond the value: a model may start with a space, a quote or a word
 _SPARE_TOKENS = 16
@@ -107,7 +105,7 @@ def make_needles(
         If the question does not fit the tail, or the needles do not fit the rows before it.
     """
     shape = {"n_prompt": n_prompt, "sink": sink, "tail": tail}
-    for text in _texts(tokenizer, chat, count=count, keys=1, kind=kind, seed=seed, corpus=corpus, **shape):
+    for text in make_keyed_texts(tokenizer, chat, count=count, keys=1, kind=kind, seed=seed, corpus=corpus, **shape):
         yield text.needles[0]
 
 
@@ -143,23 +141,6 @@ def make_keyed_texts(
     ModelError
         As for `make_needles`, and if the language has fewer keys.
     """
-    shape = {"n_prompt": n_prompt, "sink": sink, "tail": tail}
-    return _texts(tokenizer, chat, count=count, keys=keys, kind=kind, seed=seed, corpus=corpus, **shape)
-
-
-def _texts(
-    tokenizer: Tokenizer,
-    chat: ChatFormatter | None,
-    *,
-    count: int,
-    keys: int,
-    n_prompt: int,
-    sink: int,
-    tail: int,
-    kind: str,
-    seed: int,
-    corpus: str,
-) -> Iterator[KeyedText]:
     if kind not in KINDS:
         raise ModelError(f"needles of kind {kind!r} are not known", f"choose among {', '.join(KINDS)}")
     made = KINDS[kind]
@@ -220,19 +201,3 @@ def _frame(tokenizer: Tokenizer, chat: ChatFormatter | None, kind: Kind, key: st
         part.format(key=key, noun=kind.noun) for part in (wording.request, wording.question, wording.answer)
     )
     return make_frame(tokenizer, chat, request=request, question=question, answer=answer, label=wording.label)
-
-
-def count_hits(session: Session, needles: Sequence[Needle]) -> list[bool]:
-    """Whether the greedy answer to each prompt contains the value, with the maps that are set.
-
-    Prompts of one `KeyedText` share a prefill where no rows are selected.
-    """
-    hits = []
-    for needle in needles:
-        logits = session.prefill(needle.tokens, reuse=True)[-1]
-        for start, end in session.ranges:
-            if start < needle.end and needle.start < end and not start <= needle.start < needle.end <= end:
-                raise ModelError("a needle lies across the border of the filled region", "choose another sink or tail")
-        answer = session.text(session.generate(logits, needle.answer_tokens))
-        hits.append(value_score(answer, [needle.value]) == 1)
-    return hits

@@ -85,6 +85,15 @@ def run_prompts(session: Session, prompts: Sequence[Prompt], advance: Callable[[
     }
 
 
+def count_hits(session: Session, needles: Sequence[Needle], advance: Callable[[], None] = lambda: None) -> list[bool]:
+    """Whether the greedy answer to each prompt contains the value; see `run_prompts`.
+
+    Prompts of one `KeyedText` share a prefill.
+    """
+    scores = run_prompts(session, [Prompt.of(needle) for needle in needles], advance)["scores"]
+    return [score == 1 for score in scores]
+
+
 def summarise(result: dict[str, Any], exact: dict[str, Any] | None, seed: int) -> dict[str, Any]:
     """Add the statistics to a result.
 

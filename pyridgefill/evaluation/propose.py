@@ -14,7 +14,8 @@ from pyridgefill.chat import chat_formatter
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.intervals import wilson
 from pyridgefill.evaluation.loss import tail_losses
-from pyridgefill.evaluation.needle import KINDS, KeyedText, count_hits, make_keyed_texts
+from pyridgefill.evaluation.needle import KINDS, KeyedText, make_keyed_texts
+from pyridgefill.evaluation.prompts import count_hits
 from pyridgefill.evaluation.session import Session
 from pyridgefill.evaluation.text import text_windows
 

@@ -16,7 +16,8 @@ from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.far_loss import compare, exact_losses, fill_losses
 from pyridgefill.evaluation.loss import token_losses
-from pyridgefill.evaluation.needle import count_hits, make_keyed_texts, make_needles
+from pyridgefill.evaluation.needle import make_keyed_texts, make_needles
+from pyridgefill.evaluation.prompts import count_hits
 from pyridgefill.evaluation.session import Session
 
 N, TAIL, SINK = 300, 64, 4

@@ -90,3 +90,18 @@ def test_calibrate_recommends(model: Path, tmp_path: Path, capsys: pytest.Captur
         assert recommended.budget == pytest.approx(accepted[0]["budget"] if accepted else 0.1)
         assert {head["split"] for head in report["heads"]} >= {recommended.split}
     assert [item.name for item in tmp_path.iterdir()] == ["maps.gguf"]
+
+
+def test_layers_that_do_not_fit_one_graph_score_in_turns(
+    workshop: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyridgefill.evaluation import heads
+
+    def find() -> object:
+        settings = config(workshop, "identity")
+        return find_heads(model, settings, splits=[SPLIT], prompts=1, lengths=(LENGTH,), n_threads=1)
+
+    together = find()
+    monkeypatch.setattr(heads, "MAX_HEADS", 2)
+    assert SPLIT > 2
+    assert find() == together
