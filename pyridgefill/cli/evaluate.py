@@ -31,12 +31,23 @@ def needle(
     needles: Annotated[int, typer.Option("--needles", min=1, help="Needles of each kind and length.")] = 20,
     kinds: KindsOption = None,
     keys: Annotated[int, typer.Option("--keys", min=2, help="Needles in one text of kind multi-key.")] = 4,
+    groups: Annotated[
+        list[str] | None,
+        typer.Option("--groups", help="Where needles are: filled, tail, sink or absent; repeatable [filled]."),
+    ] = None,
 ) -> None:
     """Values hidden in the filled rows: does the answer contain the right one?"""
     from pyridgefill.evaluation.jobs import needle_jobs
 
     with lab(options) as (bench, setting, _):
-        jobs = needle_jobs(setting, lengths=options.lengths, kinds=kinds or ["digits"], needles=needles, keys=keys)
+        jobs = needle_jobs(
+            setting,
+            lengths=options.lengths,
+            kinds=kinds or ["digits"],
+            needles=needles,
+            keys=keys,
+            groups=groups or ["filled"],
+        )
         _show_scores("needles", run_jobs(bench, jobs))
 
 
@@ -135,10 +146,14 @@ def longbench(
 
 
 def _show_scores(title: str, rows: list[tuple[Any, dict[str, Any]]]) -> None:
-    table = Table("tokens", "kind", "variant", "found", "%", "difference, points", "p", "score", title=title)
+    absent = any("false_rate" in result for _, result in rows)
+    more = ["false answers, %"] if absent else []
+    table = Table("tokens", "kind", "variant", "found", "%", "difference, points", "p", "score", *more, title=title)
     for job, result in rows:
+        kind = ", ".join(str(job.params[name]) for name in ("kind", "group") if name in job.params)
         score = f"{result['score']['value']:.3f}"
-        table.add_row(str(job.params["ctx"]), str(job.params["kind"]), job.variant.name, *_hits(result), score)
+        false = [_percent(result["false_rate"])] if "false_rate" in result else []
+        table.add_row(str(job.params["ctx"]), kind, job.variant.name, *_hits(result), score, *false)
     common.stdout.print(table)
 
 

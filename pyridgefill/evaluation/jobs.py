@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from pyridgefill.errors import CorpusError, ModelError, RidgeFillError
 from pyridgefill.evaluation.divergence import Reference
 from pyridgefill.evaluation.far_loss import FarText, compare, exact_losses, measured_losses, repeated_tokens
 from pyridgefill.evaluation.lab import Advance, Compute, Job, Result
+from pyridgefill.evaluation.layout import GROUPS
 from pyridgefill.evaluation.longbench import make_choice, read_longbench, run_choices, summarise_choices
-from pyridgefill.evaluation.needle import KINDS, make_keyed_texts, make_needles
+from pyridgefill.evaluation.needle import KINDS, make_keyed_texts
+from pyridgefill.evaluation.needle_absent import ABSENT, make_absent
 from pyridgefill.evaluation.prompts import Prompt, run_prompts, summarise
 from pyridgefill.evaluation.ruler import Shape, Task, check_tasks, make_prompts
 from pyridgefill.evaluation.session import Session
@@ -87,27 +89,44 @@ def _scored(
 
 
 def needle_jobs(
-    setting: Setting, *, lengths: Sequence[int], kinds: Sequence[str], needles: int, keys: int = 4
+    setting: Setting,
+    *,
+    lengths: Sequence[int],
+    kinds: Sequence[str],
+    needles: int,
+    keys: int = 4,
+    groups: Sequence[str] = ("filled",),
 ) -> list[Job]:
-    """Needles of each kind and length; kind `multi-key` has `keys` needles of digits in each text."""
+    """Needles of each kind, length and group; kind `multi-key` has `keys` needles of digits in each text.
+
+    The group `absent` asks for what is in no text; where kind `multi-key` does, the text has `keys` other needles.
+    """
+    for kind in kinds:
+        if kind not in (*KINDS, MULTI_KEY):
+            raise ModelError(f"needles of kind {kind!r} are not known", f"choose {', '.join([*KINDS, MULTI_KEY])}")
+    for group in groups:
+        if group not in (*GROUPS, ABSENT):
+            raise ModelError(f"needles of group {group!r} are not known", f"choose {', '.join([*GROUPS, ABSENT])}")
     jobs = []
-    for ctx in lengths:
-        for kind in kinds:
-            if kind not in (*KINDS, MULTI_KEY):
-                raise ModelError(f"needles of kind {kind!r} are not known", f"choose {', '.join([*KINDS, MULTI_KEY])}")
-            more = {"keys": keys} if kind == MULTI_KEY else {}
-            params = setting.params(ctx, kind=kind, needles=needles, **more)
+    for ctx, kind, group in product(lengths, kinds, groups):
+        more: dict[str, Any] = {"keys": keys} if kind == MULTI_KEY else {}
+        # not in lines that were written before there were groups
+        more |= {} if group == "filled" else {"group": group}
+        params = setting.params(ctx, kind=kind, needles=needles, **more)
 
-            def make(ctx: int = ctx, kind: str = kind) -> list[Prompt]:
-                shape: dict[str, Any] = {"n_prompt": ctx, "sink": setting.sink, "tail": setting.tail}
-                shape |= {"seed": setting.seed, "corpus": setting.corpus}
-                session, chat = setting.session, setting.chat
-                if kind != MULTI_KEY:
-                    return [Prompt.of(item) for item in make_needles(session, chat, count=needles, kind=kind, **shape)]
-                texts = make_keyed_texts(session, chat, count=-(-needles // keys), keys=keys, **shape)
-                return [Prompt.of(item) for text in texts for item in text.needles][:needles]
+        def make(ctx: int = ctx, kind: str = kind, group: str = group) -> list[Prompt]:
+            shape: dict[str, Any] = {"n_prompt": ctx, "sink": setting.sink, "tail": setting.tail}
+            shape |= {"seed": setting.seed, "corpus": setting.corpus}
+            session, chat = setting.session, setting.chat
+            per_text = keys if kind == MULTI_KEY else 1
+            shape["kind"] = "digits" if kind == MULTI_KEY else kind
+            if group == ABSENT:
+                others = keys if kind == MULTI_KEY else 0
+                return list(make_absent(session, chat, count=needles, others=others, **shape))
+            texts = make_keyed_texts(session, chat, count=-(-needles // per_text), keys=per_text, group=group, **shape)
+            return [Prompt.of(item) for text in texts for item in text.needles][:needles]
 
-            jobs += _scored(setting, "needle", params, needles, make)
+        jobs += _scored(setting, "needle", params, needles, make)
     return jobs
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pyridgefill.chunks import ChatFormatter, Tokenizer
 from pyridgefill.errors import ModelError
 
+GROUPS = ("filled", "tail", "sink")
+
 _MARK = "\x1fHAYSTACK\x1f"
 
 
@@ -50,26 +52,67 @@ def make_frame(
     return Frame(tuple(head_tokens), tuple(tokenizer.tokenize(foot, parse_special=True)))
 
 
-def spread(first: int, end: int, sizes: Sequence[int], depths: Sequence[float]) -> list[int]:
-    """Rows at which pieces start, so that each lies in `[first, end)` at its depth.
+@dataclass(frozen=True)
+class Region:
+    """Rows `[first, end)` of a prompt; `where` and `hint` are for those who put too much there."""
+
+    first: int
+    end: int
+    where: str = ""
+    hint: str = "ask for longer prompts or fewer of them"
+
+
+def find_region(group: str, frame: Frame, *, n_prompt: int, sink: int, tail: int) -> Region:
+    """The rows between the frame's ends that may be filled, that the tail has, or that the sink has.
 
     Parameters
     ----------
-    first, end
-        The rows `[first, end)`.
+    group
+        One of `GROUPS`.
+    frame
+        Stands around the text.
+    n_prompt, sink, tail
+        Tokens of the prompt, and how many of them run exact at both ends.
+
+    Raises
+    ------
+    ModelError
+        If the group is not known, or what follows the text does not fit the tail.
+    """
+    frame.check(tail)
+    head, foot = len(frame.head), n_prompt - len(frame.foot)
+    if group == "filled":
+        return Region(max(sink, head), n_prompt - tail)
+    if group == "tail":
+        return Region(n_prompt - tail, foot, " of the tail before the question", "ask for a longer tail")
+    if group == "sink":
+        end = min(sink, n_prompt - tail)
+        return Region(head, end, f" of the sink after the request, which takes {head}", "ask for a longer sink")
+    raise ModelError(f"needles of group {group!r} are not known", f"choose among {', '.join(GROUPS)}")
+
+
+def spread(region: Region, sizes: Sequence[int], depths: Sequence[float]) -> list[int]:
+    """Rows at which pieces start, so that each lies in the region at its depth.
+
+    Parameters
+    ----------
+    region
+        The rows.
     sizes, depths
-        Of the pieces in ascending order of depth; a depth of 0 starts at `first`, one of 1 stops at `end`.
+        Of the pieces in ascending order of depth; a depth of 0 starts at its first row, one of 1 stops at its end.
 
     Raises
     ------
     ModelError
         If pieces would overlap or leave the rows.
     """
+    first, end = region.first, region.end
     starts = [first + round(depth * (end - size - first)) for depth, size in zip(depths, sizes, strict=True)]
     stops = [start + size for start, size in zip(starts, sizes, strict=True)]
     if any(after < before for after, before in zip([*starts, end], [first, *stops], strict=True)):
+        rows = max(0, end - first)
         raise ModelError(
-            f"{len(sizes)} needles do not fit {end - first} rows", "ask for longer prompts or fewer of them"
+            f"{len(sizes)} needles do not fit {rows} rows{region.where}: they have {sum(sizes)} tokens", region.hint
         )
     return starts
 

@@ -1,14 +1,15 @@
-"""Needle retrieval in the filled region: a value is hidden in a long text, the question comes in the exact tail."""
+"""Needle retrieval: a value is hidden in a long text, in rows that are filled or not; the question is in the tail."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from pyridgefill.chunks import ChatFormatter, Tokenizer
 from pyridgefill.errors import ModelError
-from pyridgefill.evaluation.layout import Frame, assemble, make_frame, spread
+from pyridgefill.evaluation.layout import Frame, assemble, find_region, make_frame, spread
 from pyridgefill.evaluation.needle_kinds import KINDS, Kind
 from pyridgefill.evaluation.text import EVALUATION_CORPUS, token_windows
 
@@ -23,7 +24,7 @@ class Needle:
     """One prompt and the value that the answer must contain.
 
     `start`, `end` are the needle's rows, `value_start`, `value_end` those of its value; `key` is what the value
-    belongs to, `depth` the place of the needle in the rows that may be filled, from 0 to 1.
+    belongs to, `depth` the place of the needle in the rows of its group, from 0 to 1.
     """
 
     tokens: tuple[int, ...]
@@ -35,11 +36,12 @@ class Needle:
     value_end: int
     key: str = ""
     kind: str = "digits"
+    group: str = "filled"
 
     @property
     def answer_tokens(self) -> int:
         """How many tokens an answer with this value may take."""
-        return self.value_end - self.value_start + _SPARE_TOKENS
+        return answer_room(self.value_end - self.value_start)
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,11 @@ def make_needles(
     sink: int,
     tail: int,
     kind: str = "digits",
+    group: str = "filled",
     seed: int = 0,
     corpus: str = EVALUATION_CORPUS,
 ) -> Iterator[Needle]:
-    """Needles at depths from 5 to 95 % of the rows `[sink, n_prompt - tail)`, in texts of their own.
+    """Needles at depths from 5 to 95 % of their group's rows, in texts of their own.
 
     Parameters
     ----------
@@ -94,6 +97,9 @@ def make_needles(
         Exact rows at both ends; the question and the answer's start lie in the tail.
     kind
         What the values are and which language asks: one of `KINDS`.
+    group
+        Where the needles are: in the rows `[sink, n_prompt - tail)` that may be `filled`, or as a control in the
+        `tail` before the question or in the `sink` after the request.
     seed
         Of the values and keys.
     corpus
@@ -102,10 +108,11 @@ def make_needles(
     Raises
     ------
     ModelError
-        If the question does not fit the tail, or the needles do not fit the rows before it.
+        If the question does not fit the tail, or the needles do not fit the group's rows.
     """
-    shape = {"n_prompt": n_prompt, "sink": sink, "tail": tail}
-    for text in make_keyed_texts(tokenizer, chat, count=count, keys=1, kind=kind, seed=seed, corpus=corpus, **shape):
+    rows: dict[str, Any] = {"n_prompt": n_prompt, "sink": sink, "tail": tail}
+    rest: dict[str, Any] = {"kind": kind, "group": group, "seed": seed, "corpus": corpus}
+    for text in make_keyed_texts(tokenizer, chat, count=count, keys=1, **rows, **rest):
         yield text.needles[0]
 
 
@@ -119,12 +126,13 @@ def make_keyed_texts(
     sink: int,
     tail: int,
     kind: str = "digits",
+    group: str = "filled",
     seed: int = 0,
     corpus: str = EVALUATION_CORPUS,
 ) -> Iterator[KeyedText]:
     """Texts with `keys` needles each (multi-key): every needle distracts from the others.
 
-    The depths of all needles together go evenly from 5 to 95 % of the rows `[sink, n_prompt - tail)`.
+    The depths of all needles together go evenly from 5 to 95 % of their group's rows.
     One prefill of `KeyedText.shared` serves all questions of a text.
 
     Parameters
@@ -133,7 +141,7 @@ def make_keyed_texts(
         Number of texts.
     keys
         Needles, and prompts, of each.
-    tokenizer, chat, n_prompt, sink, tail, kind, seed, corpus
+    tokenizer, chat, n_prompt, sink, tail, kind, group, seed, corpus
         As for `make_needles`.
 
     Raises
@@ -141,23 +149,18 @@ def make_keyed_texts(
     ModelError
         As for `make_needles`, and if the language has fewer keys.
     """
-    if kind not in KINDS:
-        raise ModelError(f"needles of kind {kind!r} are not known", f"choose among {', '.join(KINDS)}")
-    made = KINDS[kind]
-    if keys > len(made.wording.keys):
-        raise ModelError(f"{keys} keys in one text", f"needles of kind {kind} have {len(made.wording.keys)}")
+    made = find_kind(kind, keys)
     draw = random.Random(seed)
     windows = token_windows(tokenizer, n_prompt, corpus=corpus)
     for index in range(count):
         names = draw.sample(made.wording.keys, keys)
         values = _distinct_values(draw, made, keys)
-        needles = [_needle(tokenizer, made, name, value) for name, value in zip(names, values, strict=True)]
-        frames = [_frame(tokenizer, chat, made, name) for name in names]
-        for frame in frames:
-            frame.check(tail)
-        first, end = max(sink, len(frames[0].head)), n_prompt - tail
+        needles = [needle_tokens(tokenizer, made, name, value) for name, value in zip(names, values, strict=True)]
+        frames = [needle_frame(tokenizer, chat, made, name) for name in names]
+        longest = max(frames, key=lambda frame: len(frame.foot))
+        region = find_region(group, longest, n_prompt=n_prompt, sink=sink, tail=tail)
         depths = [0.05 + 0.9 * (j + (index + 0.5) / count) / keys for j in range(keys)]
-        starts = spread(first, end, [len(piece) for piece, _ in needles], depths)
+        starts = spread(region, [len(piece) for piece, _ in needles], depths)
         pieces = [(start, piece) for start, (piece, _) in zip(starts, needles, strict=True)]
         hay = next(windows)
         yield KeyedText(
@@ -172,11 +175,33 @@ def make_keyed_texts(
                     value_end=starts[j] + needles[j][1].stop,
                     key=names[j],
                     kind=kind,
+                    group=group,
                 )
                 for j in range(keys)
             ),
-            end,
+            n_prompt - tail,
         )
+
+
+def answer_room(n_value: int) -> int:
+    """How many tokens an answer with a value of `n_value` tokens may take."""
+    return n_value + _SPARE_TOKENS
+
+
+def find_kind(name: str, keys: int) -> Kind:
+    """A kind of needles whose language has names for `keys` of them.
+
+    Raises
+    ------
+    ModelError
+        If there is none.
+    """
+    if name not in KINDS:
+        raise ModelError(f"needles of kind {name!r} are not known", f"choose among {', '.join(KINDS)}")
+    kind = KINDS[name]
+    if keys > len(kind.wording.keys):
+        raise ModelError(f"{keys} keys in one text", f"needles of kind {name} have {len(kind.wording.keys)}")
+    return kind
 
 
 def _distinct_values(draw: random.Random, kind: Kind, count: int) -> list[str]:
@@ -186,7 +211,7 @@ def _distinct_values(draw: random.Random, kind: Kind, count: int) -> list[str]:
     return list(values)
 
 
-def _needle(tokenizer: Tokenizer, kind: Kind, key: str, value: str) -> tuple[list[int], range]:
+def needle_tokens(tokenizer: Tokenizer, kind: Kind, key: str, value: str) -> tuple[list[int], range]:
     """The needle's tokens, and which of them are its value."""
     wording = kind.wording
     lead = tokenizer.tokenize("\n\n" + wording.lead.format(key=key, noun=kind.noun), parse_special=False)
@@ -195,7 +220,8 @@ def _needle(tokenizer: Tokenizer, kind: Kind, key: str, value: str) -> tuple[lis
     return [*lead, *body, *stop], range(len(lead), len(lead) + len(body))
 
 
-def _frame(tokenizer: Tokenizer, chat: ChatFormatter | None, kind: Kind, key: str) -> Frame:
+def needle_frame(tokenizer: Tokenizer, chat: ChatFormatter | None, kind: Kind, key: str) -> Frame:
+    """What stands around a text, with the question for a key."""
     wording = kind.wording
     request, question, answer = (
         part.format(key=key, noun=kind.noun) for part in (wording.request, wording.question, wording.answer)

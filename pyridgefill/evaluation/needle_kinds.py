@@ -91,10 +91,14 @@ CHINESE = Wording(
 
 @dataclass(frozen=True)
 class Kind:
-    """Values of one kind, the word for them, and the language of the sentences around them."""
+    """Values of one kind, the word for them, the form that all have, and the language of the sentences around them.
+
+    `form` is a regular expression in lower case, see `pyridgefill.evaluation.score.gives_value`.
+    """
 
     draw: Callable[[random.Random], str]
     noun: str
+    form: str
     wording: Wording = ENGLISH
 
 
@@ -102,14 +106,22 @@ def _digits(draw: random.Random) -> str:
     return str(draw.randrange(10**6, 10**7))
 
 
+_SEVEN_DIGITS = r"\d{7}"
+
 # the last one is for checks: `pyridgefill heads` ranks on the others
 KINDS: dict[str, Kind] = {
-    "digits": Kind(_digits, "number"),
-    "words": Kind(lambda draw: "-".join(draw.sample(_WORDS, 3)), "word"),
+    "digits": Kind(_digits, "number", _SEVEN_DIGITS),
+    "words": Kind(lambda draw: "-".join(draw.sample(_WORDS, 3)), "word", r"[a-z]+-[a-z]+-[a-z]+"),
     "identifiers": Kind(
-        lambda draw: "_".join([*draw.sample(_WORDS, 2), str(draw.randrange(10, 100))]), "variable name"
+        lambda draw: "_".join([*draw.sample(_WORDS, 2), str(draw.randrange(10, 100))]),
+        "variable name",
+        r"[a-z]+_[a-z]+_\d+",
     ),
-    "german": Kind(_digits, "Zahl", GERMAN),
-    "chinese": Kind(_digits, "数字", CHINESE),
-    "uuids": Kind(lambda draw: str(uuid.UUID(int=draw.getrandbits(128), version=4)), "UUID"),
+    "german": Kind(_digits, "Zahl", _SEVEN_DIGITS, GERMAN),
+    "chinese": Kind(_digits, "数字", _SEVEN_DIGITS, CHINESE),
+    "uuids": Kind(
+        lambda draw: str(uuid.UUID(int=draw.getrandbits(128), version=4)),
+        "UUID",
+        r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    ),
 }

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.intervals import mcnemar, mean_difference, paired_bootstrap, wilson
 from pyridgefill.evaluation.needle import Needle
-from pyridgefill.evaluation.score import value_score
+from pyridgefill.evaluation.score import gives_value, value_score
 from pyridgefill.evaluation.session import Session
 
 _DEPTH_BINS = 5
@@ -30,23 +31,45 @@ class Prompt:
     rows
         Ranges of rows that hold what the answer needs.
     depth
-        Where these are, from 0 to 1; the mean if they are many.
+        Where these are, from 0 to 1; the mean if they are many; None if there are none.
     answer_tokens
         Tokens that the answer may take.
+    group
+        Where `rows` are: `filled`, `tail`, `sink`, or `absent` if what is asked for is not in the prompt.
+    form
+        Of a value, a regular expression; where it is given, answers that name any value are counted as false answers.
     """
 
     tokens: tuple[int, ...]
     values: tuple[str, ...]
     rows: tuple[tuple[int, int], ...]
-    depth: float
+    depth: float | None
     answer_tokens: int
     any_of: bool = False
+    group: str = "filled"
+    form: str = ""
 
     @classmethod
     def of(cls, needle: Needle) -> Prompt:
         """The prompt of a needle."""
         rows = ((needle.start, needle.end),)
-        return cls(needle.tokens, (needle.value,), rows, needle.depth, needle.answer_tokens)
+        return cls(needle.tokens, (needle.value,), rows, needle.depth, needle.answer_tokens, group=needle.group)
+
+    def check(self, filled: Sequence[tuple[int, int]]) -> None:
+        """Raise a ModelError if the rows are not where the group says, in a run that filled these ranges."""
+        if not filled:
+            return
+        for start, end in self.rows:
+            inside = {
+                "filled": any(first <= start and end <= last for first, last in filled),
+                "tail": filled[-1][1] <= start and end <= len(self.tokens),
+                "sink": end <= filled[0][0],
+            }
+            if not inside[self.group]:
+                where = "filled" if self.group == "filled" else f"in the {self.group}"
+                raise ModelError(
+                    f"rows {start} to {end} hold an answer and are not {where}", "choose another sink or tail"
+                )
 
 
 def run_prompts(session: Session, prompts: Sequence[Prompt], advance: Callable[[], None]) -> dict[str, Any]:
@@ -55,28 +78,28 @@ def run_prompts(session: Session, prompts: Sequence[Prompt], advance: Callable[[
     Returns
     -------
     dict
-        Lists by prompt: `scores` from 0 to 1, `depths`, `answers`; and the mean numbers of rows `filled`, `selected`.
+        Lists by prompt: `scores` from 0 to 1, `depths`, `answers`, and `false_answers` where nothing can be found; and
+        the mean numbers of rows `filled`, `selected`.
 
     Raises
     ------
     ModelError
-        If rows are filled, but not all that hold what an answer needs.
+        If rows are filled, but those that hold what an answer needs are not where the prompt's group says.
     """
-    scores, answers, filled, selected = [], [], [], []
+    scores, answers, filled, selected, false_answers = [], [], [], [], []
     for prompt in prompts:
         logits = session.prefill(prompt.tokens, reuse=True)[-1]
-        for start, end in prompt.rows if session.ranges else ():
-            if not any(first <= start and end <= last for first, last in session.ranges):
-                raise ModelError(
-                    f"rows {start} to {end} hold an answer and are not filled", "choose another sink or tail"
-                )
+        prompt.check(session.ranges)
         answer = session.text(session.generate(logits, prompt.answer_tokens))
         scores.append(value_score(answer, prompt.values, any_of=prompt.any_of))
         answers.append(answer)
+        if prompt.form:
+            false_answers.append(gives_value(answer, prompt.form))
         filled.append(sum(end - start for start, end in session.ranges))
         selected.append(len(session.selected))
         advance()
     return {
+        **({"false_answers": false_answers} if false_answers else {}),
         "scores": scores,
         "depths": [prompt.depth for prompt in prompts],
         "answers": answers,
@@ -110,11 +133,15 @@ def summarise(result: dict[str, Any], exact: dict[str, Any] | None, seed: int) -
     -------
     dict
         `result` with `hits` (all values found) and their Wilson interval `accuracy`, `by_depth`, the mean `score` with
-        its bootstrap interval; against exact `difference` of scores in points, and `mcnemar_p` for the hits.
+        its bootstrap interval; against exact `difference` of scores in points, and `mcnemar_p` for the hits. Where
+        nothing can be found, `false_rate` with its Wilson interval is the share of false answers, and against exact
+        there are `false_difference` in points and `false_mcnemar_p`.
     """
     scores = np.asarray(result["scores"], dtype=np.float64)
     hits = scores == 1
-    bins = np.minimum((np.asarray(result["depths"]) * _DEPTH_BINS).astype(int), _DEPTH_BINS - 1)
+    # prompts without a needle have no depth, and are in no bin
+    depths = np.asarray([-1.0 if depth is None else depth for depth in result["depths"]])
+    bins = np.minimum(np.floor(depths * _DEPTH_BINS).astype(int), _DEPTH_BINS - 1)
     summary = {
         **result,
         "prompts": len(scores),
@@ -132,7 +159,20 @@ def summarise(result: dict[str, Any], exact: dict[str, Any] | None, seed: int) -
         ],
     }
     if exact is not None:
-        others = np.asarray(exact["scores"], dtype=np.float64)
-        summary["difference"] = asdict(paired_bootstrap(mean_difference, (100 * others, 100 * scores), seed=seed))
-        summary["mcnemar_p"] = mcnemar((others == 1).tolist(), hits.tolist())
+        summary |= _against(np.asarray(exact["scores"]), scores, seed)
+    if "false_answers" in result:
+        false = np.asarray(result["false_answers"], dtype=np.float64)
+        summary["false_rate"] = asdict(wilson(int(false.sum()), len(false)))
+        if exact is not None:
+            found = _against(np.asarray(exact["false_answers"]), false, seed)
+            summary |= {f"false_{name}": value for name, value in found.items()}
     return summary
+
+
+def _against(exact: npt.NDArray[Any], scores: npt.NDArray[np.float64], seed: int) -> dict[str, Any]:
+    """The difference from exact scores in points, and the p value for scores of 1."""
+    others = exact.astype(np.float64)
+    return {
+        "difference": asdict(paired_bootstrap(mean_difference, (100 * others, 100 * scores), seed=seed)),
+        "mcnemar_p": mcnemar((others == 1).tolist(), (scores == 1).tolist()),
+    }

@@ -14,7 +14,7 @@ from functools import partial
 from pyridgefill.chunks import ChatFormatter, Tokenizer
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.haystacks import haystacks, numbered_key
-from pyridgefill.evaluation.layout import assemble, make_frame, spread
+from pyridgefill.evaluation.layout import Region, assemble, make_frame, spread
 from pyridgefill.evaluation.needle_kinds import KINDS
 from pyridgefill.evaluation.prompts import Prompt
 from pyridgefill.evaluation.text import EVALUATION_CORPUS
@@ -78,7 +78,8 @@ def lay_out(
     """
     frame = make_frame(shape.tokenizer, shape.chat, request=request, question=question, answer=answer, label="Answer: ")
     frame.check(shape.tail)
-    starts = spread(max(shape.sink, len(frame.head)), shape.n_prompt - shape.tail - 1, [*map(len, pieces)], depths)
+    region = Region(max(shape.sink, len(frame.head)), shape.n_prompt - shape.tail - 1)
+    starts = spread(region, [*map(len, pieces)], depths)
     return Prompt(
         tokens=assemble(frame, list(zip(starts, pieces, strict=True)), hay, shape.n_prompt),
         values=tuple(values),

@@ -34,9 +34,26 @@ def value_score(answer: str, values: Sequence[str], *, any_of: bool = False) -> 
     """
     if is_degenerate(answer):
         return 0.0
-    text = _plain(re.sub(r"(?<=\d)[,. ](?=\d{3}(?!\d))", "", answer)) + "\n" + _plain(answer)
-    found = [re.search(rf"(?<!\w){re.escape(_plain(value))}(?!\w)", text) is not None for value in values]
+    found = [_contains(answer, re.escape(_plain(value))) for value in values]
     return float(any(found)) if any_of else sum(found) / len(found)
+
+
+def gives_value(answer: str, form: str) -> bool:
+    """Whether an answer names any value of a form, read as `value_score` reads it; not if it is degenerate.
+
+    Parameters
+    ----------
+    answer
+        The model's text.
+    form
+        A regular expression in lower case.
+    """
+    return not is_degenerate(answer) and _contains(answer, form)
+
+
+def _contains(answer: str, pattern: str) -> bool:
+    text = _plain(re.sub(r"(?<=\d)[,. ](?=\d{3}(?!\d))", "", answer)) + "\n" + _plain(answer)
+    return re.search(rf"(?<!\w)(?:{pattern})(?!\w)", text) is not None
 
 
 def _plain(text: str) -> str:

@@ -60,6 +60,26 @@ def test_needles_resume(smollm2: Path, maps: Path, tmp_path: Path, capsys: pytes
     assert [line["cell"]["kind"] for line in more] == [*["digits"] * len(again), "multi-key", "multi-key"]
 
 
+def test_needles_that_are_not_filled(smollm2: Path, maps: Path, tmp_path: Path, capsys: Any) -> None:
+    shape = ["--ctx", 500, "--tail", 200, "--sink", 120, "--threads", 1]
+    groups = [part for group in ("tail", "sink", "absent") for part in ("--groups", group)]
+    lines = evaluate(
+        tmp_path / "results.jsonl", "needle", smollm2, maps, *shape, "--needles", 2, "--baseline", "zero", *groups
+    )
+    assert [line["cell"]["group"] for line in lines] == [name for name in ("tail", "sink", "absent") for _ in range(3)]
+    found = {(line["cell"]["group"], line["cell"]["variant"]): line["result"] for line in lines}
+    for group in ("tail", "sink"):
+        assert found[group, "exact"]["hits"] == 2
+        assert found[group, "fill"]["filled"] == 500 - 320
+        assert "false_rate" not in found[group, "fill"]
+    assert found["tail", "zero"]["hits"] == 2, "what is filled does not matter to a needle in the tail"
+    for variant in ("exact", "fill", "zero"):
+        result = found["absent", variant]
+        assert result["hits"] == 0
+        assert result["false_rate"]["value"] == sum(result["false_answers"]) / 2
+    assert "digits, absent" in capsys.readouterr().out
+
+
 def test_far_loss_and_divergence(smollm2: Path, maps: Path, tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     shape = [smollm2, maps, *SHAPE, "--texts", 2, "--baseline", "zero"]
@@ -100,6 +120,8 @@ ERRORS = {
     "no rows to fill": (["needle", "--ctx", "200"], "prompts of 200 tokens have no rows to fill"),
     "split": (["needle", "--split", "3"], "split 3 is not in the maps file"),
     "kind": (["needle", "--kinds", "colours"], "kind 'colours' are not known"),
+    "group": (["needle", "--groups", "middle"], "group 'middle' are not known"),
+    "sink": (["needle", "--groups", "sink"], "1 needles do not fit 0 rows of the sink after the request"),
     "baseline": (["kld", "--baseline", "median"], "baseline 'median' is not known"),
     "task": (["ruler", "--task", "qa"], "task 'qa' is not known (hint: give --squad)"),
     "heads": (["needle", "--select", "attention"], "the maps file has no retrieval heads"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import islice
 
 import pytest
@@ -9,6 +10,9 @@ from letters import Letters, chat
 
 from pyridgefill.errors import CorpusError, ModelError
 from pyridgefill.evaluation.needle import KINDS, make_keyed_texts, make_needles
+from pyridgefill.evaluation.needle_absent import make_absent
+from pyridgefill.evaluation.prompts import Prompt
+from pyridgefill.evaluation.score import gives_value
 from pyridgefill.evaluation.text import text_windows
 
 SHAPE = {"n_prompt": 2000, "sink": 4, "tail": 256}
@@ -76,7 +80,81 @@ def test_prompts_of_one_text_differ_in_the_tail_only(kind) -> None:
     assert depths == pytest.approx([0.05 + 0.9 * (i + 0.5) / 18 for i in range(18)])
 
 
+@pytest.mark.parametrize("template", [chat, None])
+@pytest.mark.parametrize(("group", "rows"), [("filled", (400, 1600)), ("tail", (1600, 2000)), ("sink", (0, 400))])
+def test_each_group_has_its_rows(group, rows, template) -> None:
+    shape = SHAPE | {"sink": 400, "tail": 400}
+    texts = list(make_keyed_texts(LETTERS, template, count=6, keys=2, group=group, **shape))
+    for text in texts:
+        for needle in text.needles:
+            assert rows[0] <= needle.start < needle.end <= rows[1]
+            assert needle.value in LETTERS.text(needle.tokens[needle.start : needle.end])
+            assert LETTERS.text(needle.tokens).count(needle.value) == 1
+            assert needle.group == Prompt.of(needle).group == group
+            asked = LETTERS.text(needle.tokens).rindex(needle.key)
+            assert needle.end < asked, "the question comes last"
+            assert len(needle.tokens) == 2000
+    starts = sorted(needle.start for text in texts for needle in text.needles)
+    assert starts[-1] - starts[0] > 60
+    # the same values are hidden in all groups
+    filled = make_keyed_texts(LETTERS, template, count=6, keys=2, **shape)
+    assert [n.value for text in filled for n in text.needles] == [n.value for text in texts for n in text.needles]
+
+
+def test_a_run_tells_whether_the_rows_are_where_they_should_be() -> None:
+    shape = SHAPE | {"sink": 400, "tail": 400}
+    prompts = {group: Prompt.of(needles(group=group, count=1, **shape)[0]) for group in ("filled", "tail", "sink")}
+    for prompt in prompts.values():
+        prompt.check([(400, 1600)])
+        prompt.check([])
+    for group, ranges, where in [
+        ("filled", [(400, 1000), (1010, 1600)], "filled"),
+        ("tail", [(400, 1900)], "in the tail"),
+        ("sink", [(200, 1600)], "in the sink"),
+    ]:
+        with pytest.raises(ModelError, match=rf"rows \d+ to \d+ hold an answer and are not {where}"):
+            prompts[group].check(ranges)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("others", [0, 3])
+def test_what_is_absent_is_not_in_the_text(kind, others) -> None:
+    prompts = list(make_absent(LETTERS, chat, count=5, others=others, kind=kind, **SHAPE))
+    wording = KINDS[kind].wording
+    assert len({prompt.tokens for prompt in prompts}) == 5
+    for prompt in prompts:
+        assert len(prompt.tokens) == SHAPE["n_prompt"]
+        assert (prompt.values, prompt.rows, prompt.depth, prompt.group) == ((), (), None, "absent")
+        before = LETTERS.text(prompt.tokens[: -SHAPE["tail"]])
+        tail = LETTERS.text(prompt.tokens[-SHAPE["tail"] :])
+        (asked,) = [key for key in wording.keys if wording.question.format(key=key, noun=KINDS[kind].noun) in tail]
+        lead = wording.lead.format(key="|", noun=KINDS[kind].noun).split("|")[0]
+        assert wording.lead.format(key=asked, noun=KINDS[kind].noun) not in before
+        assert before.count(f"\n\n{lead}" if lead else wording.lead.split("{noun}")[0].removeprefix("{key}")) == others
+    assert prompts == list(make_absent(LETTERS, chat, count=5, others=others, kind=kind, **SHAPE))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_have_their_form(kind) -> None:
+    draw = random.Random(0)
+    for _ in range(50):
+        value = KINDS[kind].draw(draw)
+        assert gives_value(f" {value}.", KINDS[kind].form)
+        others = [name for name in KINDS if not gives_value(f" {value}.", KINDS[name].form)]
+        assert len(others) == len(KINDS) - (3 if KINDS[kind].form == r"\d{7}" else 1)
+
+
 def test_what_does_not_fit() -> None:
+    with pytest.raises(ModelError, match=r"1 needles do not fit 0 rows of the sink after the request, which takes \d+"):
+        needles(group="sink")
+    with pytest.raises(
+        ModelError, match=r"tail before the question: they have \d+ tokens \(hint: ask for a longer tail"
+    ):
+        needles(group="tail", tail=200)
+    with pytest.raises(ModelError, match="needles of group 'middle' are not known"):
+        needles(group="middle")
+    with pytest.raises(ModelError, match="25 keys in one text"):
+        list(make_absent(LETTERS, chat, count=1, others=24, **SHAPE))
     with pytest.raises(ModelError, match=r"question has \d+ tokens, the tail 40"):
         needles(tail=40)
     with pytest.raises(ModelError, match="needles do not fit"):

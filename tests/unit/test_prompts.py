@@ -27,6 +27,19 @@ def test_summary_against_exact() -> None:
     assert "difference" not in summarise(exact, None, 0)
 
 
+def test_false_answers_against_exact() -> None:
+    nothing = {"scores": [0.0] * 10, "depths": [None] * 10}
+    exact = nothing | {"false_answers": [True] * 2 + [False] * 8}
+    result = nothing | {"false_answers": [True] * 7 + [False] * 3}
+    alone, summary = summarise(exact, None, 0), summarise(result, exact, 0)
+    assert alone["false_rate"]["value"] == 0.2
+    assert "false_difference" not in alone
+    assert (summary["hits"], summary["by_depth"]) == (0, [])
+    assert (summary["false_rate"]["value"], summary["false_rate"]["low"]) == (0.7, wilson(7, 10).low)
+    assert summary["false_difference"]["value"] == pytest.approx(50)
+    assert summary["false_mcnemar_p"] == mcnemar([True] * 2 + [False] * 8, [True] * 7 + [False] * 3)
+
+
 def test_kl_divergence_is_that_of_scipy() -> None:
     draw = np.random.default_rng(0)
     a, b = draw.normal(0, 3, (2, 5, 40)).astype(np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyridgefill.evaluation.score import is_degenerate, value_score
+from pyridgefill.evaluation.score import gives_value, is_degenerate, value_score
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,19 @@ def test_degenerate(answer: str) -> None:
 @pytest.mark.parametrize("answer", ["no", "1111111", "the cat and the dog", "a = b\n=============", "数据"])
 def test_not_degenerate(answer: str) -> None:
     assert not is_degenerate(answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "given"),
+    [
+        (" 7654321.", True),
+        ("It may be 7,654,321", True),
+        ("There is none.", False),
+        (" 12345678", False),
+        ("765 4321", False),
+        ("7654321 " * 9, False),
+        ("", False),
+    ],
+)
+def test_any_value_of_a_form(answer: str, given: bool) -> None:
+    assert gives_value(answer, r"\d{7}") == given
