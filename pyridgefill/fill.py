@@ -223,6 +223,8 @@ def splice(
 
     Parameters
     ----------
+    context
+        Native pointer.
     source, target
         Sequences.
     layers
