@@ -34,6 +34,8 @@ class CaptureEngine:
         Layers on the GPU.
     layer_first
         The lowest layer whose sites are recorded; None records nothing (to time a plain prefill).
+    n_sequences
+        How many, of `n_ctx` tokens each; batches are of the first one.
 
     Raises
     ------
@@ -52,6 +54,7 @@ class CaptureEngine:
         n_threads: int = 0,
         n_gpu_layers: int = 0,
         layer_first: int | None = None,
+        n_sequences: int = 1,
     ) -> None:
         from pyridgefill import _native
 
@@ -68,7 +71,7 @@ class CaptureEngine:
         _quiet()
         self._c.llama_backend_init()
         try:
-            self._load(path, n_ctx, n_threads, n_gpu_layers)
+            self._load(path, n_ctx, n_threads, n_gpu_layers, n_sequences)
             if layer_first is not None:
                 done = _native.llama_ridgefill_capture(self._context, layer_first)
                 _native.check(done == 0, f"{path}: cannot capture layers from {layer_first}")
@@ -78,7 +81,7 @@ class CaptureEngine:
         count = 0 if layer_first is None else _native.llama_ridgefill_n_sites(self._context)
         self.sites = [self._site(index) for index in range(count)]
 
-    def _load(self, path: Path, n_ctx: int, n_threads: int, n_gpu_layers: int) -> None:
+    def _load(self, path: Path, n_ctx: int, n_threads: int, n_gpu_layers: int, n_sequences: int) -> None:
         params = self._c.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         self._model = self._c.llama_model_load_from_file(os.fsencode(path), params)
@@ -86,9 +89,9 @@ class CaptureEngine:
             raise ModelError(f"{path}: llama.cpp cannot load this model", "run llama-server on it to see why")
         self._vocab = self._c.llama_model_get_vocab(self._model)
         context = self._c.llama_context_default_params()
-        context.n_ctx = n_ctx
+        context.n_ctx = n_ctx * n_sequences
         context.n_batch, context.n_ubatch = self._n_batch, self.n_ubatch
-        context.n_seq_max = 1
+        context.n_seq_max = n_sequences
         context.n_threads = context.n_threads_batch = n_threads or len(os.sched_getaffinity(0))
         self._context = self._c.llama_init_from_model(self._model, context)
         if not self._context:

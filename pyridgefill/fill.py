@@ -195,3 +195,45 @@ def heal(context: Any, sequence: int, n_max: int) -> int:
     count = _native.llama_ridgefill_seq_heal(context, sequence, n_max)
     _native.check(count >= 0, "RidgeFill heal")
     return count
+
+
+COMPONENTS = {
+    "K": _native.LLAMA_RIDGEFILL_COMPONENT_K,
+    "V": _native.LLAMA_RIDGEFILL_COMPONENT_V,
+    "state": _native.LLAMA_RIDGEFILL_COMPONENT_STATE,
+}
+
+
+def layer_components(context: Any, layer: int) -> tuple[str, ...]:
+    """Which of `COMPONENTS` a layer keeps in the memory; none if it reads those of an earlier layer."""
+    flags = _native.llama_ridgefill_layer_components(context, layer)
+    _native.check(flags >= 0, "RidgeFill splice")
+    return tuple(name for name, flag in COMPONENTS.items() if flags & flag)
+
+
+def splice(
+    context: Any,
+    source: int,
+    target: int,
+    layers: tuple[int, int],
+    components: Sequence[str],
+    rows: tuple[int, int] = (-1, -1),
+) -> None:
+    """Replace parts of what a sequence holds by what another one holds.
+
+    Parameters
+    ----------
+    context
+        Native pointer.
+    source, target
+        Sequences.
+    layers
+        First and last layer.
+    components
+        Some of `COMPONENTS`; each must occur in these layers.
+    rows
+        Positions `[start, end)`; negative: from the start, to the end.
+    """
+    flags = sum(COMPONENTS[name] for name in set(components))
+    done = _native.llama_ridgefill_seq_splice(context, source, target, *rows, *layers, flags)
+    _native.check(done == 0, "RidgeFill splice")

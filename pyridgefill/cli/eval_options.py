@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -110,14 +111,18 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def lab(options: EvalOptions) -> Iterator[tuple[Lab, Setting, Path]]:
-    """Load the model, make the baselines, and open the results; the folder is deleted afterwards."""
+def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, Setting, Path]]:
+    """Load the model, make the baselines, and open the results; the folder is deleted afterwards.
+
+    With `spliced` the session is a SpliceSession.
+    """
     # these load the native library
     from pyridgefill.chat import chat_formatter
     from pyridgefill.evaluation.jobs import Setting
     from pyridgefill.evaluation.lab import Lab
     from pyridgefill.evaluation.results import ResultFile
     from pyridgefill.evaluation.session import Session
+    from pyridgefill.evaluation.splice import SpliceSession
     from pyridgefill.evaluation.variants import make_variants, resolve
 
     results = ResultFile(options.json)
@@ -144,12 +149,11 @@ def lab(options: EvalOptions) -> Iterator[tuple[Lab, Setting, Path]]:
                 on_progress=show,
             )
         n_ctx = max(options.lengths) + _ANSWER_ROOM
-        with Session(
-            options.model, n_ctx=n_ctx, n_threads=options.threads, n_gpu_layers=options.n_gpu_layers
-        ) as session:
+        assert config.sink is not None
+        assert config.tail is not None
+        make = partial(SpliceSession, tail=config.tail, folder=folder) if spliced else Session
+        with make(options.model, n_ctx=n_ctx, n_threads=options.threads, n_gpu_layers=options.n_gpu_layers) as session:
             chat = chat_formatter(session, add_generation_prompt=True)
-            assert config.sink is not None
-            assert config.tail is not None
             setting = Setting(session, chat, variants, config.sink, config.tail, options.seed, options.corpus)
             info = {"model": options.model.name, "maps": options.maps.name}
             yield Lab(options.model, session, results, info), setting, folder

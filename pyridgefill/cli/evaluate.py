@@ -92,7 +92,7 @@ def far_loss(
         for job, result in run_jobs(bench, jobs):
             for name, group in result.get("groups", {}).items():
                 numbers = [f"{group[key]:.3f}" for key in ("exact", "fill", "removed")]
-                changes = [_percent(group[key], "+.1f") for key in ("relative", "perplexity")]
+                changes = [common.percent(group[key], "+.1f") for key in ("relative", "perplexity")]
                 table.add_row(str(job.params["ctx"]), job.variant.name, name, str(group["tokens"]), *numbers, *changes)
         common.stdout.print(table)
 
@@ -120,8 +120,8 @@ def kld(
                 if part in result:
                     row = result[part]
                     table.add_row(
-                        *head, part, str(row["rows"]), _interval(row["kl"], ".4f"), f"{row['kl_99']:.3f}",
-                        _percent(row["top1"], ".1f"),
+                        *head, part, str(row["rows"]), common.interval(row["kl"], ".4f"), f"{row['kl_99']:.3f}",
+                        common.percent(row["top1"], ".1f"),
                     )  # fmt: skip
         common.stdout.print(table)
 
@@ -140,7 +140,7 @@ def longbench(
         jobs = longbench_jobs(setting, lengths=options.lengths, path=data, limit=limit)
         table = Table("tokens", "variant", "right", "%", "difference, points", "p", "same choice, %")
         for job, result in run_jobs(bench, jobs):
-            same = _percent(result["same_choice"]) if "same_choice" in result else ""
+            same = common.percent(result["same_choice"]) if "same_choice" in result else ""
             table.add_row(str(job.params["ctx"]), job.variant.name, *_hits(result), same)
         common.stdout.print(table)
 
@@ -161,17 +161,7 @@ def _hits(result: dict[str, Any]) -> list[str]:
     compared = "difference" in result
     return [
         f"{result['hits']} of {result['prompts']}",
-        _percent(result["accuracy"]),
-        _interval(result["difference"], "+.0f") if compared else "",
+        common.percent(result["accuracy"]),
+        common.interval(result["difference"], "+.0f") if compared else "",
         f"{result['mcnemar_p']:.3f}" if compared else "",
     ]
-
-
-def _interval(value: dict[str, float | None], form: str, scale: float = 1) -> str:
-    """A value and its 95 % interval, which one text alone does not have."""
-    shown = [format(scale * number, form) for key in ("value", "low", "high") if (number := value[key]) is not None]
-    return f"{shown[0]} ({shown[1]} to {shown[2]})" if len(shown) == 3 else shown[0]
-
-
-def _percent(value: dict[str, float | None], form: str = ".0f") -> str:
-    return _interval(value, form, 100)

@@ -96,6 +96,7 @@ def needle_jobs(
     needles: int,
     keys: int = 4,
     groups: Sequence[str] = ("filled",),
+    task: str = "needle",
 ) -> list[Job]:
     """Needles of each kind, length and group; kind `multi-key` has `keys` needles of digits in each text.
 
@@ -126,7 +127,7 @@ def needle_jobs(
             texts = make_keyed_texts(session, chat, count=-(-needles // per_text), keys=per_text, group=group, **shape)
             return [Prompt.of(item) for text in texts for item in text.needles][:needles]
 
-        jobs += _scored(setting, "needle", params, needles, make)
+        jobs += _scored(setting, task, params, needles, make)
     return jobs
 
 
@@ -157,27 +158,14 @@ def far_loss_jobs(setting: Setting, *, lengths: Sequence[int], texts: int, near:
     jobs = []
     for ctx in lengths:
         params = setting.params(ctx, texts=texts, near=near, threshold=threshold)
-        windows = cache(lambda ctx=ctx: _windows(setting, ctx, texts))
+        windows = cache(lambda ctx=ctx: text_list(setting, ctx, texts))
 
         def compute(variant: Variant, windows: Callable[[], list[list[int]]] = windows) -> Compute:
             def run_exact(session: Session, advance: Advance, _exact: Result | None) -> Result:
-                found = exact_losses(
-                    session, windows(), tail=setting.tail, sink=setting.sink, near=near, on_progress=advance
-                )
-                return {
-                    "exact": [text.exact.tolist() for text in found],
-                    "removed": [t.removed.tolist() for t in found],
-                }
+                return exact_far_losses(setting, session, windows(), near, advance)
 
             def run_fill(session: Session, advance: Advance, exact: Result | None) -> Result:
-                assert exact is not None
-                found = [
-                    FarText(
-                        tuple(text), setting.tail, near, np.asarray(kept), np.asarray(removed),
-                        repeated_tokens(text, setting.sink, setting.tail, near),
-                    )
-                    for text, kept, removed in zip(windows(), exact["exact"], exact["removed"], strict=True)
-                ]  # fmt: skip
+                found = stored_far_texts(setting, windows(), near, exact)
                 losses = measured_losses(session, found, on_progress=advance)
                 groups = compare(found, losses, threshold=threshold, seed=setting.seed)
                 return {"groups": {group.group: asdict(group) for group in groups}}
@@ -188,6 +176,28 @@ def far_loss_jobs(setting: Setting, *, lengths: Sequence[int], texts: int, near:
     return jobs
 
 
+def exact_far_losses(
+    setting: Setting, session: Session, texts: Sequence[Sequence[int]], near: int, advance: Advance
+) -> Result:
+    """The exact model's losses with and without far context, as results hold them."""
+    found = exact_losses(session, texts, tail=setting.tail, sink=setting.sink, near=near, on_progress=advance)
+    return {"exact": [text.exact.tolist() for text in found], "removed": [text.removed.tolist() for text in found]}
+
+
+def stored_far_texts(
+    setting: Setting, texts: Sequence[Sequence[int]], near: int, exact: Result | None
+) -> list[FarText]:
+    """Texts with what `exact_far_losses` found."""
+    assert exact is not None
+    return [
+        FarText(
+            tuple(text), setting.tail, near, np.asarray(kept), np.asarray(removed),
+            repeated_tokens(text, setting.sink, setting.tail, near),
+        )
+        for text, kept, removed in zip(texts, exact["exact"], exact["removed"], strict=True)
+    ]  # fmt: skip
+
+
 def kld_jobs(setting: Setting, *, lengths: Sequence[int], texts: int, generated: int, folder: Path) -> list[Job]:
     """Divergence from the exact model on tails and on its own continuation."""
     jobs = []
@@ -196,7 +206,7 @@ def kld_jobs(setting: Setting, *, lengths: Sequence[int], texts: int, generated:
         place = folder / f"logits-{ctx}"
         place.mkdir()
         reference = cache(
-            lambda ctx=ctx, place=place: Reference(_windows(setting, ctx, texts), setting.tail, generated, place)
+            lambda ctx=ctx, place=place: Reference(text_list(setting, ctx, texts), setting.tail, generated, place)
         )
 
         def compute(variant: Variant, reference: Callable[[], Reference] = reference) -> Compute:
@@ -237,5 +247,6 @@ def longbench_jobs(setting: Setting, *, lengths: Sequence[int], path: Path, limi
     return jobs
 
 
-def _windows(setting: Setting, length: int, count: int) -> list[list[int]]:
+def text_list(setting: Setting, length: int, count: int) -> list[list[int]]:
+    """Texts of the setting's corpus, of `length` tokens each."""
     return list(islice(text_windows(setting.session, length, corpus=setting.corpus), count))

@@ -124,19 +124,26 @@ class Session(CaptureEngine):
             return 0
         prefix = tokens[: ranges[-1][1]]
         if self._prefix[0] == list(prefix):
-            state = self._prefix[1]
-            done = self._c.llama_state_seq_set_data(self._context, state, len(state), 0)
-            self._native.check(done == len(state), "restoring the rows before the tail")
+            self.restore(self._prefix[1])
             self.n_reused = len(prefix)
             return len(prefix)
         self._fill.begin(0, len(tokens), ranges)
         self._decode(prefix, 0, len(prefix))
-        size = self._c.llama_state_seq_get_size(self._context, 0)
-        buffer = (ctypes.c_uint8 * size)()
-        done = self._c.llama_state_seq_get_data(self._context, buffer, size, 0)
-        self._native.check(done == size, "keeping the rows before the tail")
-        self._prefix = list(prefix), buffer
+        self._prefix = list(prefix), self.save()
         return len(prefix)
+
+    def save(self) -> npt.NDArray[np.uint8]:
+        """What the memory holds of the first sequence, as llama.cpp saves it."""
+        size = self._c.llama_state_seq_get_size(self._context, 0)
+        state = np.empty(size, np.uint8)
+        done = self._c.llama_state_seq_get_data(self._context, _pointer(state), size, 0)
+        self._native.check(done == size, "saving a sequence")
+        return state
+
+    def restore(self, state: npt.NDArray[np.uint8], sequence: int = 0) -> None:
+        """Let a sequence hold what was saved, bit for bit, and nothing else."""
+        done = self._c.llama_state_seq_set_data(self._context, _pointer(state), len(state), sequence)
+        self._native.check(done == len(state), "restoring a sequence")
 
     def _selected(self) -> list[int]:
         if self._fill is None or self._fill.select == "none" or not self.ranges:
@@ -221,6 +228,10 @@ class Session(CaptureEngine):
             self._fill.close()
             self._fill = None
         super().close()
+
+
+def _pointer(state: npt.NDArray[np.uint8]) -> Any:
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:

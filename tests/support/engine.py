@@ -20,6 +20,9 @@ __all__ = ["Context", "DecodeError", "Maps", "Model"]
 
 GGML_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 
+# K, V and recurrent state
+ALL_COMPONENTS = 7
+
 Logits = NDArray[np.float32]
 
 
@@ -309,6 +312,25 @@ class Context:
         if count < 0:
             raise capi.RefusedError(capi.last_error())
         return count
+
+    def splice(
+        self,
+        src: int,
+        dst: int,
+        layers: tuple[int, int],
+        components: int = ALL_COMPONENTS,
+        rows: tuple[int, int] = (-1, -1),
+    ) -> None:
+        """Replace what a sequence holds by what another one holds."""
+        if capi.native().llama_ridgefill_seq_splice(self.handle, src, dst, *rows, *layers, components) != 0:
+            raise capi.RefusedError(capi.last_error())
+
+    def components(self, layer: int) -> int:
+        """What a layer keeps in the memory."""
+        found = int(capi.native().llama_ridgefill_layer_components(self.handle, layer))
+        if found < 0:
+            raise capi.RefusedError(capi.last_error())
+        return found
 
     def counters(self) -> Any:
         return capi.native().llama_ridgefill_get_counters(self.handle)

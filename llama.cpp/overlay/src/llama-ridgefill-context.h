@@ -70,3 +70,6 @@ private:
 
 // why rows of this context cannot be filled, "" if they can
 std::string llama_ridgefill_conflict(const llama_cparams & cparams, bool has_adapters);
+
+// throws if a context cannot have a sequence
+void llama_ridgefill_check_seq(const llama_context * ctx, llama_seq_id seq_id);

@@ -107,16 +107,16 @@ bool llama_ridgefill_marks::is_planned(llama_seq_id seq_id, llama_pos pos) const
 }
 
 bool llama_ridgefill_marks::is_pending(llama_seq_id seq_id, llama_pos pos) const {
+    return has_pending(seq_id, pos, pos + 1);
+}
+
+bool llama_ridgefill_marks::has_pending(llama_seq_id seq_id, llama_pos p0, llama_pos p1) const {
     const auto it = filled.find(seq_id);
     if (it == filled.end()) {
         return false;
     }
-    for (const auto & r : it->second.get()) {
-        if (r.p0 <= pos && pos < r.p1) {
-            return r.id == ID_PENDING;
-        }
-    }
-    return false;
+    const auto & ranges = it->second.get();
+    return std::any_of(ranges.begin(), ranges.end(), [&](const auto & r) { return r.id == ID_PENDING && r.p0 < p1 && p0 < r.p1; });
 }
 
 llama_pos llama_ridgefill_marks::approximate_from(llama_seq_id seq_id) const {
@@ -277,6 +277,11 @@ void llama_ridgefill_marks::clear() {
     states.clear();
     healed_to.clear();
     copies.clear();
+}
+
+void llama_ridgefill_marks::splice(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    filled[seq_id].add(p0, p1, ID_SPLICED);
+    states[seq_id].erase(p0, p1); // running them again would not bring the lower layers back
 }
 
 void llama_ridgefill_marks::forget(llama_seq_id seq_id) {

@@ -54,6 +54,9 @@ struct llama_ridgefill_marks {
     // rows that only ran below the split and wait for the end of their prompt have this identity
     static constexpr uint64_t ID_PENDING = ~0ull;
 
+    // rows that are made of parts of two sequences have this identity: neither exact nor what any maps would fill
+    static constexpr uint64_t ID_SPLICED = ~0ull - 1;
+
     // healing has come to this position: rows behind it still saw filled cells
     std::map<llama_seq_id, llama_pos> healed_to;
 
@@ -62,6 +65,7 @@ struct llama_ridgefill_marks {
 
     bool is_planned(llama_seq_id seq_id, llama_pos pos) const;
     bool is_pending(llama_seq_id seq_id, llama_pos pos) const;
+    bool has_pending(llama_seq_id seq_id, llama_pos p0, llama_pos p1) const;
 
     // number of leading positions, at most n_past, that `want` can keep; id is the identity of the maps in use
     llama_pos reusable(llama_seq_id seq_id, const llama_ridgefill_ranges & want, uint64_t id, llama_pos n_past) const;
@@ -73,6 +77,9 @@ struct llama_ridgefill_marks {
     void seq_add (llama_seq_id seq_id, llama_pos p0, llama_pos p1, llama_pos delta);
     void seq_div (llama_seq_id seq_id, llama_pos p0, llama_pos p1, int d);
     void clear   ();
+
+    // rows of a sequence got parts of another one's
+    void splice(llama_seq_id seq_id, llama_pos p0, llama_pos p1);
 
     // the cells of a sequence are replaced: what was known about them is void
     void forget(llama_seq_id seq_id);

@@ -198,7 +198,7 @@ static llama_ridgefill_ranges to_ranges(const llama_ridgefill_range * ranges, in
     return res;
 }
 
-static void check_seq(const llama_context * ctx, llama_seq_id seq_id) {
+void llama_ridgefill_check_seq(const llama_context * ctx, llama_seq_id seq_id) {
     const auto & cparams = ctx->get_cparams();
     const llama_seq_id n_seq_max = cparams.kv_unified ? LLAMA_MAX_SEQ : cparams.n_seq_max;
     if (!ctx->ridgefill_marks() || seq_id < 0 || seq_id >= n_seq_max) {
@@ -208,7 +208,7 @@ static void check_seq(const llama_context * ctx, llama_seq_id seq_id) {
 
 int32_t llama_ridgefill_seq_mark(llama_context * ctx, llama_seq_id seq_id, const llama_ridgefill_range * ranges, int32_t n) {
     return llama_ridgefill_guarded<int32_t>(-1, [&]() {
-        check_seq(ctx, seq_id);
+        llama_ridgefill_check_seq(ctx, seq_id);
         auto * marks = ctx->ridgefill_marks();
         const auto & cparams = ctx->get_cparams();
         if (n == 0) {
@@ -258,7 +258,7 @@ int32_t llama_ridgefill_seq_n_filled(const llama_context * ctx, llama_seq_id seq
 int32_t llama_ridgefill_seq_select(
         llama_context * ctx, llama_seq_id seq_id, int32_t n_prompt, int32_t tail, llama_ridgefill_select_params params) {
     return llama_ridgefill_guarded<int32_t>(-1, [&]() {
-        check_seq(ctx, seq_id);
+        llama_ridgefill_check_seq(ctx, seq_id);
         auto & selections = ctx->ridgefill.selections;
         if (params.type == LLAMA_RIDGEFILL_SELECT_NONE) {
             selections.erase(seq_id);
@@ -322,7 +322,7 @@ const float * llama_ridgefill_head_scores(const llama_context * ctx, int32_t i) 
 
 int32_t llama_ridgefill_seq_upper(llama_context * ctx, llama_seq_id seq_id, const llama_pos * pos, int32_t n) {
     return llama_ridgefill_guarded<int32_t>(-1, [&]() {
-        check_seq(ctx, seq_id);
+        llama_ridgefill_check_seq(ctx, seq_id);
         if (n < 0) {
             throw std::runtime_error(format("expected a number of rows of at least 0, found %d", n));
         }
@@ -338,7 +338,7 @@ int32_t llama_ridgefill_seq_upper(llama_context * ctx, llama_seq_id seq_id, cons
 
 int32_t llama_ridgefill_seq_heal(llama_context * ctx, llama_seq_id seq_id, int32_t n_max) {
     return llama_ridgefill_guarded<int32_t>(-1, [&]() {
-        check_seq(ctx, std::max(0, seq_id));
+        llama_ridgefill_check_seq(ctx, std::max(0, seq_id));
         if (n_max < 1) {
             throw std::runtime_error(format("expected a number of rows of at least 1, found %d", n_max));
         }
