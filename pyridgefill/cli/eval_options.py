@@ -47,7 +47,7 @@ class EvalOptions:
     ] = ""
     queries: Annotated[int | None, typer.Option("--queries", min=1, help="Last rows whose queries score.")] = None
     baseline: Annotated[
-        list[str] | None, typer.Option("--baseline", help="identity, mean, zero or drop; repeatable.")
+        list[str] | None, typer.Option("--baseline", help="identity, mean, zero, drop or neutral-filler; repeatable.")
     ] = None
     statistics: Annotated[
         Path | None, typer.Option("--statistics", help="Sums for the baseline mean [collected from built-in text].")
@@ -123,7 +123,7 @@ def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, S
     from pyridgefill.evaluation.results import ResultFile
     from pyridgefill.evaluation.session import Session
     from pyridgefill.evaluation.splice import SpliceSession
-    from pyridgefill.evaluation.variants import make_variants, resolve
+    from pyridgefill.evaluation.variants import make_variants, n_sequences, resolve
 
     results = ResultFile(options.json)
     stored = read_maps(options.maps)
@@ -151,7 +151,9 @@ def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, S
         n_ctx = max(options.lengths) + _ANSWER_ROOM
         assert config.sink is not None
         assert config.tail is not None
-        make = partial(SpliceSession, tail=config.tail, folder=folder) if spliced else Session
+        make: Callable[..., Session] = partial(Session, n_sequences=n_sequences(options.baseline or []))
+        if spliced:
+            make = partial(SpliceSession, tail=config.tail, folder=folder)
         with make(options.model, n_ctx=n_ctx, n_threads=options.threads, n_gpu_layers=options.n_gpu_layers) as session:
             chat = chat_formatter(session, add_generation_prompt=True)
             setting = Setting(session, chat, variants, config.sink, config.tail, options.seed, options.corpus)

@@ -45,8 +45,8 @@ def splice(
 
     if options.select not in ("", "none"):
         raise RidgeFillError(f"--select {options.select}", "splice tests change filled rows, selected ones are none")
-    if "drop" in (options.baseline or []):
-        raise RidgeFillError("--baseline drop", "rows that are dropped leave nothing to change")
+    for name in {"drop", "neutral-filler"} & {*(options.baseline or [])}:
+        raise RidgeFillError(f"--baseline {name}", "splice tests change what maps predict, and it predicts nothing")
     directions = [common.choice("--into", name, tuple(DIRECTIONS)) for name in dict.fromkeys(into or DIRECTIONS)]
     with lab(replace(options, select="none"), spliced=True) as (bench, setting, _):
         assert isinstance(bench.session, SpliceSession)

@@ -126,6 +126,32 @@ def kld(
         common.stdout.print(table)
 
 
+@app.command("perplexity")
+@with_options
+def perplexity(
+    options: EvalOptions,
+    texts: TextsOption = 8,
+    score: Annotated[
+        int | None, typer.Option("--score", help="Rows at the end that are scored; filled ones are refused [the tail].")
+    ] = None,
+) -> None:
+    """Perplexity of rows at the end of texts, which run exact behind the filled ones."""
+    from pyridgefill.evaluation.perplexity import perplexity_jobs
+
+    with lab(options) as (bench, setting, _):
+        jobs = perplexity_jobs(setting, lengths=options.lengths, texts=texts, score=score)
+        table = Table("tokens", "variant", "scored", "loss", "perplexity", "difference, nats", "perplexity, %")
+        for job, result in run_jobs(bench, jobs):
+            changes = (
+                [common.interval(result["difference"], "+.4f"), common.percent(result["relative"], "+.2f")]
+                if "difference" in result
+                else []
+            )
+            numbers = [str(result["tokens"]), f"{result['loss']:.4f}", common.interval(result["perplexity"], ".3f")]
+            table.add_row(str(job.params["ctx"]), job.variant.name, *numbers, *changes)
+        common.stdout.print(table)
+
+
 @app.command("longbench")
 @with_options
 def longbench(
@@ -152,7 +178,7 @@ def _show_scores(title: str, rows: list[tuple[Any, dict[str, Any]]]) -> None:
     for job, result in rows:
         kind = ", ".join(str(job.params[name]) for name in ("kind", "group") if name in job.params)
         score = f"{result['score']['value']:.3f}"
-        false = [_percent(result["false_rate"])] if "false_rate" in result else []
+        false = [common.percent(result["false_rate"])] if "false_rate" in result else []
         table.add_row(str(job.params["ctx"]), kind, job.variant.name, *_hits(result), score, *false)
     common.stdout.print(table)
 

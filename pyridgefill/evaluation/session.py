@@ -13,6 +13,10 @@ import numpy.typing as npt
 from pyridgefill import fill
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.engine import CaptureEngine
+from pyridgefill.errors import ModelError
+from pyridgefill.evaluation.neutral import SENTENCE, neutral_prompt
+
+_DONOR = 1  # sequence
 
 
 class Session(CaptureEngine):
@@ -35,9 +39,10 @@ class Session(CaptureEngine):
 
     def __init__(self, model_path: str | os.PathLike[str], *, n_ctx: int, **options: Any) -> None:
         self._fill: fill.Fill | None = None
-        self._drop = False
+        self._drop = self._neutral = False
         self._tokens: list[int] = []
         self._prefix: tuple[list[int], Any] = ([], None)
+        self._donor: tuple[tuple[int, ...], Any] = ((), None)
         self.ranges: list[tuple[int, int]] = []
         self.selected: list[int] = []
         self.n_reused = 0
@@ -45,19 +50,32 @@ class Session(CaptureEngine):
         self._n_vocab = int(self._c.llama_vocab_n_tokens(self._vocab))
         self._memory = self._c.llama_get_memory(self._context)
 
-    def set_maps(self, config: RidgeFillConfig | None, *, drop: bool = False) -> None:
+    def set_maps(self, config: RidgeFillConfig | None, *, drop: bool = False, neutral: bool = False) -> None:
         """Use these maps from the next prompt on; None: exact.
 
         With `drop` the filled rows that are not selected are removed from the memory, and the tail runs without them,
         at the positions that it has in the prompt: a baseline that drops tokens instead of filling them. The row
         before the tail runs exact and stays, since llama.cpp wants positions to go on from the last one.
+
+        With `neutral` the layers above the split hold of filled rows what an exact run of a neutral text in their
+        place leaves there, and the maps only say which rows and layers these are. That takes a session with
+        `n_sequences=2`, and no selection: rows of another text cannot run again.
         """
         if self._fill is not None:
             self._fill.close()
         self._fill = None if config is None else fill.Fill(self._model, self._context, config)
-        self._drop = drop
+        if neutral and self._fill is not None:
+            self._check_neutral()
+        self._drop, self._neutral = drop, neutral
         self._tokens = []
         self._prefix = ([], None)
+
+    def _check_neutral(self) -> None:
+        assert self._fill is not None
+        if self._fill.select != "none":
+            raise ModelError("rows of a neutral text cannot run again", "use neutral filler without selection")
+        if int(self._c.llama_n_seq_max(self._context)) < 2:
+            raise ModelError("a neutral text needs a sequence of its own", "make the session with n_sequences=2")
 
     def exact_tail(self, n_prompt: int) -> int:
         """How many rows at the end of a prompt run exact with the maps that are set."""
@@ -90,11 +108,13 @@ class Session(CaptureEngine):
         if reuse and self._selects:
             kept = self._keep_prefix(tokens)
         self.ranges = [] if self._fill is None else self._fill.plan(len(tokens))
+        if self._neutral and self.ranges:
+            kept = self._put_neutral(tokens, reuse=reuse)
         if self._drop and self.ranges:
             first, end = self.ranges.pop()
             self.ranges += [(first, end - 1)] if end - first > 1 else []
         if self._fill is not None:
-            self._fill.begin(0, len(tokens), self.ranges)
+            self._fill.begin(0, len(tokens), [] if self._neutral else self.ranges)
         self._tokens = list(tokens)
         # one batch: with selected rows, only the batch that ends the prompt can have logits
         rows = self._decode(tokens[kept:], kept, len(tokens) - n_logits)
@@ -106,7 +126,7 @@ class Session(CaptureEngine):
 
     def _reusable(self, tokens: Sequence[int], n_logits: int) -> int:
         """How many first rows of the last prompt serve this one."""
-        if len(tokens) != len(self._tokens) or self._selects or self._drop:
+        if len(tokens) != len(self._tokens) or self._selects or self._drop or self._neutral:
             return 0
         same = (a == b for a, b in zip(tokens, self._tokens, strict=True))
         common = next((index for index, equal in enumerate(same) if not equal), len(tokens))
@@ -131,6 +151,40 @@ class Session(CaptureEngine):
         self._decode(prefix, 0, len(prefix))
         self._prefix = list(prefix), self.save()
         return len(prefix)
+
+    def _put_neutral(self, tokens: Sequence[int], *, reuse: bool) -> int:
+        """Put the rows before the tail into the empty memory, filled ones with a neutral text's part above the split.
+
+        The layers up to the split hold the prompt, exact, and so do all layers in rows that are not filled.
+        """
+        assert self._fill is not None
+        end = self.ranges[-1][1]
+        prefix = list(tokens[:end])
+        if reuse and self._prefix[0] == prefix:
+            self.restore(self._prefix[1])
+            self.n_reused = end
+            return end
+        self._fill.begin(0, end, [])
+        donor = neutral_prompt(prefix, self.ranges, self.tokenize(SENTENCE, parse_special=False))
+        if self._donor[0] != donor:
+            self._decode(donor, 0, end)
+            self._donor = donor, self.save()
+            self._c.llama_memory_clear(self._memory, True)
+        self._decode(prefix, 0, end)
+        self.restore(self._donor[1], _DONOR)
+        layers = self._fill.split + 1, int(self._c.llama_model_n_layer(self._model)) - 1
+        kept = {
+            name for layer in range(layers[0], layers[1] + 1) for name in fill.layer_components(self._context, layer)
+        }
+        for rows in self.ranges:
+            if kept - {"state"}:
+                fill.splice(self._context, _DONOR, 0, layers, sorted(kept - {"state"}), rows)
+        if "state" in kept:
+            # one for all rows
+            fill.splice(self._context, _DONOR, 0, layers, ["state"])
+        if reuse:
+            self._prefix = prefix, self.save()
+        return end
 
     def save(self) -> npt.NDArray[np.uint8]:
         """What the memory holds of the first sequence, as llama.cpp saves it."""

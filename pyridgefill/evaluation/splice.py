@@ -154,9 +154,9 @@ class SpliceSession(Session):
         self._files: dict[tuple[RidgeFillConfig | None, tuple[int, ...]], Path] = {}
         super().__init__(model_path, n_ctx=n_ctx, n_sequences=2, **options)
 
-    def set_maps(self, config: RidgeFillConfig | None, *, drop: bool = False) -> None:
+    def set_maps(self, config: RidgeFillConfig | None, *, drop: bool = False, neutral: bool = False) -> None:
         """Use these maps from the next prompt on, without a splice; None: exact."""
-        if drop or (config is not None and config.select != "none"):
+        if drop or neutral or (config is not None and config.select != "none"):
             raise ModelError("splice tests need all rows filled", "leave selected and dropped rows out")
         self.splice = None
         if config != self._config:

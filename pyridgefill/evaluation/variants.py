@@ -23,7 +23,10 @@ BASELINES = {
     "mean": "every value is its mean over calibration text",
     "zero": "every value is zero",
     "drop": "filled rows that are not selected are removed from the cache",
+    "neutral-filler": "the upper layers hold a meaningless text of the same length",
 }
+
+NEUTRAL = "neutral-filler"
 
 MEAN_TOKENS = 8192
 
@@ -48,7 +51,7 @@ class Variant:
 
     def set_on(self, session: Session) -> None:
         """Run the session's next prompts this way."""
-        session.set_maps(self.config, drop=self.name == "drop")
+        session.set_maps(self.config, drop=self.name == "drop", neutral=self.name == NEUTRAL)
 
 
 def resolve(config: RidgeFillConfig, maps: MapSet) -> RidgeFillConfig:
@@ -99,6 +102,11 @@ def make_cell(config: RidgeFillConfig) -> dict[str, Any]:
     return cell
 
 
+def n_sequences(baselines: Sequence[str]) -> int:
+    """How many sequences a session needs for these baselines."""
+    return 2 if NEUTRAL in baselines else 1
+
+
 def make_variants(
     model: Path,
     config: RidgeFillConfig,
@@ -118,7 +126,7 @@ def make_variants(
     config
         As `resolve` returns it.
     baselines
-        Some of `BASELINES`.
+        Some of `BASELINES`; see `n_sequences` for what their session needs.
     folder
         Takes the maps of baselines; must live as long as the variants.
     statistics
@@ -129,12 +137,16 @@ def make_variants(
     for name in baselines:
         if name not in BASELINES:
             raise RidgeFillError(f"baseline {name!r} is not known", f"choose among {', '.join(BASELINES)}")
+    if NEUTRAL in baselines and config.select != "none":
+        raise RidgeFillError(
+            f"the baseline {NEUTRAL} with selected rows: rows of another text cannot run again", "add --select none"
+        )
     assert config.maps is not None
     stored = read_maps(config.maps)
     cell = make_cell(config)
     variants = [Variant("exact", None, {"variant": "exact"}), Variant("fill", config, {"variant": "fill", **cell})]
     for name in dict.fromkeys(baselines):
-        if name == "drop":
+        if name in ("drop", NEUTRAL):
             variants.append(Variant(name, config, {"variant": name, **cell}))
             continue
         own = dict(cell)

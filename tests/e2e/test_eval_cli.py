@@ -101,6 +101,25 @@ def test_far_loss_and_divergence(smollm2: Path, maps: Path, tmp_path: Path) -> N
     assert len(evaluate(out, "kld", *shape, "--generated", 4)) == len(lines)
 
 
+def test_perplexity_of_exact_rows(smollm2: Path, maps: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "results.jsonl"
+    shape = [smollm2, maps, *SHAPE, "--texts", 2, "--baseline", "zero"]
+    found = by_variant(evaluate(out, "perplexity", *shape))
+    assert {result["tokens"] for result in found.values()} == {2 * 199}
+    exact, near, far = (found[name] for name in ("exact", "fill", "zero"))
+    assert exact["perplexity"]["value"] > 1
+    for result in (near, far):
+        assert result["difference"]["value"] == pytest.approx(result["loss"] - exact["loss"], abs=1e-5)
+        assert result["relative"]["value"] == pytest.approx(
+            result["perplexity"]["value"] / exact["perplexity"]["value"] - 1, abs=1e-4
+        )
+    assert abs(near["difference"]["value"]) < abs(far["difference"]["value"])
+    assert "perplexity, %" in capsys.readouterr().out
+    few = evaluate(tmp_path / "few.jsonl", "perplexity", smollm2, maps, *SHAPE, "--texts", 2, "--score", 50)
+    assert [line["result"]["tokens"] for line in few] == [98, 98]
+    assert few[0]["result"]["losses"] != exact["losses"]
+
+
 def test_ruler_and_longbench(smollm2: Path, maps: Path, tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     lines = evaluate(
@@ -130,6 +149,7 @@ ERRORS = {
     "select": (["needle", "--select", "best"], "--select 'best'"),
     "data": (["longbench", "--data", "none.json"], "none.json: cannot read"),
     "near": (["far-loss", "--near", "200"], "200 tokens of a tail of 200 are not scored"),
+    "filled rows": (["perplexity", "--score", "201"], "but only the last 200 run exact: filled rows have no logits"),
     "other model": (["needle", "OTHER"], "made for another model"),
 }
 
