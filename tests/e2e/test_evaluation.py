@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import paths
+from support.state import KVCells, parse_kv
 from support.tokens import tokens
 
 from pyridgefill.config import RidgeFillConfig
@@ -17,6 +19,7 @@ from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.far_loss import compare, exact_losses, fill_losses
 from pyridgefill.evaluation.loss import token_losses
 from pyridgefill.evaluation.needle import make_keyed_texts, make_needles
+from pyridgefill.evaluation.neutral import SENTENCE, neutral_prompt
 from pyridgefill.evaluation.prompts import count_hits
 from pyridgefill.evaluation.session import Session
 
@@ -127,6 +130,85 @@ def test_all_rows_selected_and_none_dropped_is_exact(workshop: Any, oracle: Sess
     oracle.set_maps(None)
     oracle.prefill(prompt)
     assert np.abs(follow - oracle.extend(tokens(5, seed=3))).max() < 3e-3 * np.ptp(follow)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen35"])
+def test_neutral_filler_is_a_run_of_a_neutral_text_above_the_split(workshop: Any, family: str) -> None:
+    prompt = tokens(N)
+    model, options = workshop.model(family), {"n_ctx": 512, "n_ubatch": 64, "n_threads": 1, "n_sequences": 2}
+
+    def settings(kind: str) -> RidgeFillConfig:
+        return replace(config(workshop, "identity"), maps=workshop.maps(family, kind), select="none")
+
+    with Session(model, **options) as session:
+        exact = session.prefill(prompt, TAIL)
+        session.set_maps(settings("poison"))
+        filled = session.prefill(prompt, TAIL)
+        session.set_maps(settings("poison"), neutral=True)
+        got = session.prefill(prompt, TAIL)
+        assert session.ranges == [(SINK, N - TAIL)]
+        assert session.exact_tail(N) == TAIL
+        for other in (exact, filled):
+            assert np.abs(got - other).max() > 0.01 * np.ptp(got)
+        follow = session.extend(tokens(5, seed=3))
+
+        # the maps say no more than which rows and layers these are
+        session.set_maps(settings("identity"), neutral=True)
+        assert np.array_equal(session.prefill(prompt, TAIL), got)
+        assert np.array_equal(session.extend(tokens(5, seed=3)), follow)
+
+        # with the same text in it, the prompt is the filler
+        sentence = session.tokenize(SENTENCE, parse_special=False)
+        neutral = neutral_prompt(prompt, [(SINK, N - TAIL)], sentence)
+        assert np.abs(session.prefill(neutral, TAIL) - got).max() > 0.01 * np.ptp(got), "layers up to the split matter"
+        like_exact = session.prefill(neutral, TAIL)
+        session.set_maps(None)
+        assert np.abs(session.prefill(neutral, TAIL) - like_exact).max() < 3e-3 * np.ptp(like_exact)
+
+
+def test_memory_of_neutral_filler(workshop: Any) -> None:
+    """Above the split filled rows are those of the filler, everything else is the prompt's own, bit for bit."""
+    prompt, end, split = tokens(N), N - TAIL, 3
+    with Session(workshop.model("llama"), n_ctx=512, n_ubatch=64, n_threads=1, n_sequences=2) as session:
+
+        def cells(text: Sequence[int], *, neutral: bool) -> KVCells:
+            session.set_maps(config(workshop, "poison", select="none") if neutral else None, neutral=neutral)
+            session.prefill([*text], TAIL)
+            return parse_kv(session.save().tobytes())
+
+        own = cells(prompt, neutral=False)
+        filler = neutral_prompt(prompt, [(SINK, end)], session.tokenize(SENTENCE, parse_special=False))
+        other = cells(filler, neutral=False)
+        got = cells(prompt, neutral=True)
+        for mine, neutral, found in ((own.k, other.k, got.k), (own.v, other.v, got.v)):
+            for layer, (a, b, c) in enumerate(zip(mine, neutral, found, strict=True)):
+                want = a.copy()
+                if layer > split:
+                    want[SINK:end] = b[SINK:end]
+                # an exact prompt runs in one batch, this one in two: rounding of f16
+                near = 2e-2 * np.ptp(want[:end].astype(np.float32))
+                assert np.abs(c[:end].astype(np.float32) - want[:end].astype(np.float32)).max() <= near, layer
+                if layer > split:
+                    assert np.abs(a[SINK:end].astype(np.float32) - b[SINK:end].astype(np.float32)).max() > 5 * near
+
+
+def test_a_shared_prefix_of_neutral_filler_is_kept(workshop: Any) -> None:
+    first, second = tokens(N), tokens(N - 20) + tokens(20, seed=1)
+    with Session(workshop.model("llama"), n_ctx=512, n_ubatch=64, n_threads=1, n_sequences=2) as session:
+        session.set_maps(config(workshop, "poison", select="none"), neutral=True)
+        want = session.prefill(second, 20)
+        session.generate(session.prefill(first, reuse=True)[0], 5)
+        assert session.n_reused == 0
+        got = session.prefill(second, 20, reuse=True)
+        assert session.n_reused == N - TAIL
+        assert np.array_equal(got, want)
+
+
+def test_what_neutral_filler_needs(workshop: Any, oracle: Session) -> None:
+    with pytest.raises(ModelError, match="a neutral text needs a sequence of its own"):
+        oracle.set_maps(config(workshop, "identity"), neutral=True)
+    with pytest.raises(ModelError, match="rows of a neutral text cannot run again"):
+        oracle.set_maps(config(workshop, "identity", select="stride", budget=0.1), neutral=True)
 
 
 def test_losses_are_those_of_the_logits(oracle: Session) -> None:
