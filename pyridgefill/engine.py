@@ -120,6 +120,11 @@ class CaptureEngine:
         return int(self._c.llama_vocab_bos(self._vocab)) if self._c.llama_vocab_get_add_bos(self._vocab) else None
 
     @property
+    def eos(self) -> int:
+        """The token that ends a text, -1 for models that have none."""
+        return int(self._c.llama_vocab_eos(self._vocab))
+
+    @property
     def model(self) -> Any:
         """The native model."""
         return self._model

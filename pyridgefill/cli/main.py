@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from pyridgefill import __version__
-from pyridgefill.cli import bench, calibration, eval_splice, evaluate, files, heads, serve
+from pyridgefill.cli import bench, calibration, eval_splice, evaluate, files, harness, heads, serve
 from pyridgefill.errors import Interrupted, RidgeFillError
 from pyridgefill.models import fetch_model_command
 
@@ -35,6 +35,7 @@ app.command("inspect")(files.inspect)
 evaluate.app.command("splice")(eval_splice.splice)
 app.add_typer(evaluate.app, name="eval")
 app.command("fetch-model")(fetch_model_command)
+app.command("lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(harness.lm_eval)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
 
 
