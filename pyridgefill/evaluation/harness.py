@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from pyridgefill.chat import chat_formatter
@@ -135,7 +136,7 @@ class RidgeFillLM(TemplateLM):
     @property
     def tokenizer_name(self) -> str:
         """Tells caches of requests apart."""
-        return os.path.basename(self._model)
+        return Path(self._model).name
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The model's own template, which has no other names."""
