@@ -26,7 +26,7 @@ from pyridgefill.errors import ModelError, RidgeFillError
 from pyridgefill.evaluation.harness import RidgeFillLM
 from pyridgefill.evaluation.loss import token_losses
 from pyridgefill.evaluation.session import Session
-from pyridgefill.maps import MapSet, identity_maps, read_base_model, read_maps, write_maps, zero_maps
+from pyridgefill.maps import identity_maps, read_base_model, write_maps, zero_maps
 
 SPLIT, TAIL, SINK = 28, 48, 4
 OPTIONS: dict[str, Any] = {"n_ctx": 512, "threads": 1}
@@ -85,7 +85,7 @@ def folder(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = read_base_model(smollm2)
     identity = identity_maps(base, [SPLIT])
     write_maps(folder / "identity.gguf", identity, weight_type="f32")
-    write_maps(folder / "zero.gguf", _low_zeros(folder), weight_type="f32")
+    write_maps(folder / "zero.gguf", zero_maps(identity, SPLIT), weight_type="f32")
     recall = [
         {
             "text": f"The code of {city} is {code}. {FILLER}Which code is that of {city}? The code of {city} is",
@@ -102,10 +102,6 @@ def folder(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         data.write_text("".join(json.dumps(line) + "\n" for line in lines))
         (folder / f"{name}.yaml").write_text(task.format(data=data))
     return folder
-
-
-def _low_zeros(folder: Path) -> MapSet:
-    return zero_maps(read_maps(folder / "identity.gguf"), SPLIT)
 
 
 @pytest.fixture
