@@ -232,6 +232,8 @@ class RidgeFillLM(TemplateLM):
         self.exact += n_prompt - filled
 
     def _report(self) -> None:
+        if self._config is not None and self.filled == 0:
+            _logger.warning("ridgefill: no row was filled, all prompts were too short for sink, tail and min_prompt")
         _logger.info("ridgefill: %d rows of prompts filled, %d exact or reused", self.filled, self.exact)
 
     def close(self) -> None:
