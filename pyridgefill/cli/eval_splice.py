@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,9 +57,8 @@ def splice(
         for variant in variants:
             filled = {row.ctx: row for row in plain if row.variant is variant}
             made = [SpliceVariant.of(variant, item) for item in _splices(bench.session, variant, groups, directions)]
-            spliced = _measure(
-                bench, replace(setting, variants=[exact, *made]), shape, needles, lambda ctx, of=filled: of[ctx].loss
-            )
+            losses = {ctx: row.loss for ctx, row in filled.items()}
+            spliced = _measure(bench, replace(setting, variants=[exact, *made]), shape, needles, losses)
             for ctx, row in filled.items():
                 _add_exact(table, next(one for one in plain if one.ctx == ctx), row)
                 _add(table, row)
@@ -97,7 +95,7 @@ def _measure(
     setting: Setting,
     shape: dict[str, Any],
     needles: int,
-    filled: Callable[[int], dict[str, Any]] | None = None,
+    filled: dict[int, dict[str, Any]] | None = None,
 ) -> list[_Row]:
     from pyridgefill.evaluation.jobs import needle_jobs
     from pyridgefill.evaluation.splice_jobs import NEEDLE_TASK, loss_jobs
@@ -108,7 +106,7 @@ def _measure(
         lengths = shape["lengths"]
         hidden = needle_jobs(setting, lengths=lengths, kinds=["digits"], needles=needles, task=NEEDLE_TASK)
     results = [result for _, result in run_jobs(bench, losses + hidden)]
-    answers = results[len(losses) :] or [None] * len(losses)
+    answers: list[dict[str, Any] | None] = [*results[len(losses) :]] or [None] * len(losses)
     return [
         _Row(job.params["ctx"], job.variant, loss, answer)
         for job, loss, answer in zip(losses, results[: len(losses)], answers, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -32,7 +32,7 @@ def loss_jobs(
     texts: int,
     near: int,
     threshold: float,
-    filled: Callable[[int], Result] | None = None,
+    filled: Mapping[int, Result] | None = None,
 ) -> list[Job]:
     """Losses on the tails of texts for the setting's variants.
 
@@ -72,7 +72,7 @@ def loss_jobs(
                         group: asdict(
                             share(
                                 found,
-                                filled(ctx)["losses"],
+                                filled[ctx]["losses"],
                                 losses,
                                 variant.splice.into,
                                 group,

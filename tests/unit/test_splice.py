@@ -30,7 +30,7 @@ def test_dense_models() -> None:
 def test_hybrid_models() -> None:
     assert short(make_splices(HYBRID, 4, 2, ["exact"])) == [
         "exact K 5-9", "exact V 5-9", "exact state 5-9", "exact K+V 5-9", "exact K+V+state 5-9",
-        "exact K+V+state 5-7", "exact K+V 8-9",
+        "exact K+V+state 5-7", "exact K+V+state 8-9",
     ]  # fmt: skip
 
 

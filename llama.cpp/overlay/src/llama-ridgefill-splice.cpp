@@ -166,10 +166,10 @@ static int32_t splice_find_state(const llama_memory_recurrent & recr, llama_seq_
 }
 
 static void splice_state(llama_memory_recurrent & recr, int32_t il, int32_t src, int32_t dst) {
-    const int32_t row_src = recr.cells[src].src < 0 ? src : recr.cells[src].src;
+    const auto row = [&](int32_t cell) { return recr.cells[cell].src < 0 ? cell : recr.cells[cell].src; };
     for (auto * t : { recr.r_l[il], recr.s_l[il], recr.p_l[il] }) {
         if (t && t->nb[1] > 0) {
-            splice_copy(t, row_src*t->nb[1], dst*t->nb[1], t->nb[1]);
+            splice_copy(t, row(src)*t->nb[1], row(dst)*t->nb[1], t->nb[1]);
         }
     }
 }
