@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from pyridgefill.evaluation.variants import Variant
 
 
+_REFUSED = {
+    "drop": "rows that are dropped leave nothing to change",
+    "neutral-filler": "its rows are spliced already",
+}
+
+
 @with_options
 def splice(
     options: EvalOptions,
@@ -44,8 +50,9 @@ def splice(
 
     if options.select not in ("", "none"):
         raise RidgeFillError(f"--select {options.select}", "splice tests change filled rows, selected ones are none")
-    for name in {"drop", "neutral-filler"} & {*(options.baseline or [])}:
-        raise RidgeFillError(f"--baseline {name}", "splice tests change what maps predict, and it predicts nothing")
+    for name, reason in _REFUSED.items():
+        if name in (options.baseline or []):
+            raise RidgeFillError(f"--baseline {name}", reason)
     directions = [common.choice("--into", name, tuple(DIRECTIONS)) for name in dict.fromkeys(into or DIRECTIONS)]
     with lab(replace(options, select="none"), spliced=True) as (bench, setting, _):
         assert isinstance(bench.session, SpliceSession)

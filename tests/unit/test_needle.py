@@ -150,7 +150,7 @@ def test_what_does_not_fit() -> None:
     with pytest.raises(
         ModelError, match=r"tail before the question: they have \d+ tokens \(hint: ask for a longer tail"
     ):
-        needles(group="tail", tail=200)
+        needles(group="tail", tail=170)
     with pytest.raises(ModelError, match="needles of group 'middle' are not known"):
         needles(group="middle")
     with pytest.raises(ModelError, match="25 keys in one text"):
