@@ -169,7 +169,7 @@ class RidgeFillLM(TemplateLM):
         plain = self.llama.tokenize(context.encode(), add_bos=False, special=True)
         tokens = _with_bos(plain, self.llama.token_bos() if self.llama._model.add_bos_token() else None)
         self._check_length(len(tokens) + wanted["max_gen_toks"])
-        completion = self.llama.create_completion(
+        completion: Any = self.llama.create_completion(
             tokens,
             max_tokens=wanted["max_gen_toks"],
             temperature=float(wanted.get("temperature", 0.0)) if wanted["do_sample"] else 0.0,
