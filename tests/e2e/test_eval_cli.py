@@ -103,17 +103,19 @@ def test_far_loss_and_divergence(smollm2: Path, maps: Path, tmp_path: Path) -> N
 
 def test_perplexity_of_exact_rows(smollm2: Path, maps: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "results.jsonl"
-    shape = [smollm2, maps, *SHAPE, "--texts", 2, "--baseline", "zero"]
+    shape = [smollm2, maps, *SHAPE, "--texts", 2, "--baseline", "zero", "--baseline", "neutral-filler"]
     found = by_variant(evaluate(out, "perplexity", *shape))
+    assert list(found) == ["exact", "fill", "zero", "neutral-filler"]
     assert {result["tokens"] for result in found.values()} == {2 * 199}
-    exact, near, far = (found[name] for name in ("exact", "fill", "zero"))
+    exact, near, far, neutral = found.values()
     assert exact["perplexity"]["value"] > 1
-    for result in (near, far):
+    for result in (near, far, neutral):
         assert result["difference"]["value"] == pytest.approx(result["loss"] - exact["loss"], abs=1e-5)
         assert result["relative"]["value"] == pytest.approx(
             result["perplexity"]["value"] / exact["perplexity"]["value"] - 1, abs=1e-4
         )
     assert abs(near["difference"]["value"]) < abs(far["difference"]["value"])
+    assert len({tuple(result["losses"]) for result in found.values()}) == 4
     assert "perplexity, %" in capsys.readouterr().out
     few = evaluate(tmp_path / "few.jsonl", "perplexity", smollm2, maps, *SHAPE, "--texts", 2, "--score", 50)
     assert [line["result"]["tokens"] for line in few] == [98, 98]
@@ -142,6 +144,10 @@ ERRORS = {
     "group": (["needle", "--groups", "middle"], "group 'middle' are not known"),
     "sink": (["needle", "--groups", "sink"], "1 needles do not fit 0 rows of the sink after the request"),
     "baseline": (["kld", "--baseline", "median"], "baseline 'median' is not known"),
+    "selected filler": (
+        ["needle", "--baseline", "neutral-filler", "--select", "stride"],
+        "the baseline neutral-filler with selected rows: rows of another text cannot run again",
+    ),
     "task": (["ruler", "--task", "qa"], "task 'qa' is not known (hint: give --squad)"),
     "heads": (["needle", "--select", "attention"], "the maps file has no retrieval heads"),
     "bad heads": (["needle", "--heads", "9"], "--heads '9'"),

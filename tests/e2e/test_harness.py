@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ import numpy as np
 import pytest
 from support import paths
 
-# before the harness is imported: data sets are files here, and what it keeps of them is not for the home folder
+# before the harness is imported: its data sets are files here
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="ridgefill-")
 
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
@@ -41,6 +39,7 @@ dataset_path: json
 dataset_kwargs:
   data_files:
     test: {data}
+  cache_dir: {cache}
 test_split: test
 output_type: generate_until
 doc_to_text: "{{{{text}}}}"
@@ -61,6 +60,7 @@ dataset_path: json
 dataset_kwargs:
   data_files:
     test: {data}
+  cache_dir: {cache}
 test_split: test
 output_type: multiple_choice
 doc_to_text: "{{{{text}}}}"
@@ -100,7 +100,7 @@ def folder(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, task, lines in (("recall", RECALL, recall), ("choice", CHOICE, choice)):
         data = folder / f"{name}.jsonl"
         data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (folder / f"{name}.yaml").write_text(task.format(data=data))
+        (folder / f"{name}.yaml").write_text(task.format(data=data, cache=folder))
     return folder
 
 
