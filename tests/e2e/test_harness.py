@@ -31,7 +31,7 @@ OPTIONS: dict[str, Any] = {"n_ctx": 512, "threads": 1}
 FILL: dict[str, Any] = {"tail": TAIL, "sink": SINK, "min_prompt": 0}
 FILLER = "The sea was calm and the ships stayed in the harbor. " * 12
 CITIES = {"Oslo": "4471", "Rome": "8205"}
-NAMES = ["Anna", "Peter", "zebra stripes"]
+NAMES = ["Anna", "Peter"]
 
 RECALL = """
 task: recall
@@ -95,7 +95,7 @@ def folder(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     choice = [
         {"text": f"My name is {name}. {FILLER}Again, my name is", "choices": NAMES, "label": i}
-        for i, name in enumerate(NAMES[:2])
+        for i, name in enumerate(NAMES)
     ]
     for name, task, lines in (("recall", RECALL, recall), ("choice", CHOICE, choice)):
         data = folder / f"{name}.jsonl"
@@ -171,7 +171,7 @@ def test_a_multiple_choice_task(made: Any, smollm2: Path, folder: Path) -> None:
         for result in results
     ]
     assert exact.filled == 0
-    assert lm.filled > 2 * 3 * 80
+    assert lm.filled > 2 * 2 * 80
     near, far = (np.abs(np.asarray(found) - np.asarray(values[0])) for found in values[1:])
     assert near.max() < far.max()
     assert far.max() > 0.01
