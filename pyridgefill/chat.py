@@ -9,18 +9,26 @@ from pyridgefill.chunks import ChatFormatter
 from pyridgefill.engine import CaptureEngine
 
 
+def chat_template(engine: CaptureEngine) -> str | None:
+    """The template that the model's file has, None if it has none."""
+    from pyridgefill._native import llama_cpp
+
+    template = llama_cpp.llama_model_chat_template(engine.model, None)
+    return template.decode() if template else None
+
+
 def chat_formatter(engine: CaptureEngine, *, add_generation_prompt: bool = False) -> ChatFormatter | None:
     """The model's own chat template, None if it has none."""
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     from pyridgefill._native import llama_cpp
 
-    template = llama_cpp.llama_model_chat_template(engine.model, None)
-    if not template:
+    template = chat_template(engine)
+    if template is None:
         return None
     vocab = llama_cpp.llama_model_get_vocab(engine.model)
     formatter = Jinja2ChatFormatter(
-        template=template.decode(),
+        template=template,
         eos_token=engine.text_of(llama_cpp.llama_vocab_eos(vocab)),
         bos_token=engine.text_of(llama_cpp.llama_vocab_bos(vocab)),
         add_generation_prompt=add_generation_prompt,

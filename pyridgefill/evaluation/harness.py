@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pyridgefill.chat import chat_formatter
+from pyridgefill.chat import chat_template as own_template
 from pyridgefill.config import RidgeFillConfig, resolve_config
 from pyridgefill.errors import ModelError, RidgeFillError
 from pyridgefill.evaluation.loss import next_token_losses
@@ -142,7 +143,7 @@ class RidgeFillLM(TemplateLM):
         """The model's own template, which has no other names."""
         if isinstance(chat_template, str):
             raise RidgeFillError(f"chat template {chat_template!r}", "the model's own is the only one: give no name")
-        return "the model's own" if chat_template else None
+        return own_template(self.session) if chat_template else None
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as the model's template renders it."""
@@ -204,7 +205,7 @@ class RidgeFillLM(TemplateLM):
         logits = self.session.prefill(tokens, n_scored + 1, reuse=True)
         self._count(sum(end - start for start, end in self.session.ranges), len(tokens))
         losses = next_token_losses(logits, tokens[-n_scored - 1 :])
-        greedy = logits[:-1].argmax(axis=1).tolist() == list(tokens[-n_scored:])
+        greedy = logits[:-1].argmax(axis=1).tolist() == list(tokens[len(tokens) - n_scored :])
         return -float(losses.sum()), greedy
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002

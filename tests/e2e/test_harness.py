@@ -213,9 +213,13 @@ def test_scores_of_greedy_text_and_of_no_context(made: Any) -> None:
 
 
 def test_chat_template(made: Any) -> None:
-    text = made(False).apply_chat_template([{"role": "user", "content": "Hello there"}])
+    lm = made(False)
+    text = lm.apply_chat_template([{"role": "user", "content": "Hello there"}])
     assert "Hello there" in text
     assert text.rstrip().endswith("assistant")
+    assert "messages" in lm.chat_template(True)
+    with pytest.raises(RidgeFillError, match="the model's own is the only one"):
+        lm.chat_template("rag")
 
 
 ERRORS: dict[str, tuple[dict[str, Any], str]] = {
