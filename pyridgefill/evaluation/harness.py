@@ -56,7 +56,7 @@ class RidgeFillLM(TemplateLM):
     threads, n_gpu_layers, seed
         As in llama.cpp; 0 threads takes the CPUs that this process may use.
     batch_size, max_batch_size, device
-        Of the harness: one prompt runs at a time, on the devices that `n_gpu_layers` says.
+        Of the harness, whose defaults alone are taken: one prompt runs at a time, on the GPU as `n_gpu_layers` says.
     **settings
         Fields of `RidgeFillConfig`: `split`, `sink`, `tail`, `min_prompt`, `select`, `budget`, ...
 
@@ -89,7 +89,8 @@ class RidgeFillLM(TemplateLM):
         super().__init__()
         if batch_size not in (None, 1, "1") or max_batch_size not in (None, 1):
             raise RidgeFillError("the model ridgefill runs one prompt at a time", "leave out the batch size")
-        if device is not None:
+        # the harness's command says cuda:0 where its user says nothing
+        if device not in (None, "cuda:0"):
             raise RidgeFillError(f"device {device!r}", "say n_gpu_layers=N to run layers on a GPU")
         self._model, self._seed = model, seed
         self._config = _config(model, maps, settings)
