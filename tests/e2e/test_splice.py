@@ -251,16 +251,16 @@ def test_rows_that_a_window_has_left_need_not_be_there(pair: Pair) -> None:
     for seq in (EXACT, FILLED):
         if seq == FILLED:
             context.mark(FILLED, (SINK, 600))
-        context.decode({seq: long}, start={seq: 0})
+        context.decode({seq: long}, 0)
     context.mark(FILLED)
     exact, filled = context.state(EXACT), context.state(FILLED)
-    want = context.decode({EXACT: long[:32]}, 32, start={EXACT: 600})[EXACT]
     for seq in (EXACT, FILLED):
         context.seq_rm(seq, -1, -1)
     context.set_state(EXACT, exact)
     context.set_state(FILLED, filled)
     context.splice(EXACT, FILLED, (0, 7), pair.components())
-    assert np.array_equal(context.decode({FILLED: long[:32]}, 32, start={FILLED: 600})[FILLED], want)
+    want, got = (context.decode({seq: long[:32]}, 32, start={seq: 600})[seq] for seq in (EXACT, FILLED))
+    assert np.array_equal(got, want)
     if not pair.components() & STATE:
         # the donor's window moves on
         context.set_state(FILLED, filled)
