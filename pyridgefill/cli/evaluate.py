@@ -173,7 +173,7 @@ def longbench(
 
 def _show_scores(title: str, rows: list[tuple[Any, dict[str, Any]]]) -> None:
     absent = any("false_rate" in result for _, result in rows)
-    more = ["false answers, %"] if absent else []
+    more = ["false, %"] if absent else []
     table = Table("tokens", "kind", "variant", "found", "%", "difference, points", "p", "score", *more, title=title)
     for job, result in rows:
         kind = ", ".join(str(job.params[name]) for name in ("kind", "group") if name in job.params)
