@@ -151,7 +151,7 @@ def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, S
         n_ctx = max(options.lengths) + _ANSWER_ROOM
         assert config.sink is not None
         assert config.tail is not None
-        make = partial(SpliceSession, tail=config.tail, folder=folder) if spliced else Session
+        make = partial(SpliceSession, sink=config.sink, tail=config.tail, folder=folder) if spliced else Session
         with make(options.model, n_ctx=n_ctx, n_threads=options.threads, n_gpu_layers=options.n_gpu_layers) as session:
             chat = chat_formatter(session, add_generation_prompt=True)
             setting = Setting(session, chat, variants, config.sink, config.tail, options.seed, options.corpus)
