@@ -64,9 +64,11 @@ def test_parts_of_noise(workshop: Any, tmp_path: Path, family: str) -> None:
         filled = logits_of(session, noise, None)
         assert session.ranges == [(SINK, N - TAIL)]
         with Session(workshop.model(family), n_ctx=512, n_ubatch=SINK, n_threads=1) as plain:
-            assert np.array_equal(plain.prefill(PROMPT, TAIL), exact)
+            # restored rows of a sliding window are in other cells: another order of sums
+            near = 3e-3 * np.ptp(exact) if FAMILIES[family].windowed else 0
+            assert np.abs(plain.prefill(PROMPT, TAIL) - exact).max() <= near
             plain.set_maps(noise.config)
-            assert np.array_equal(plain.prefill(PROMPT, TAIL), filled)
+            assert np.abs(plain.prefill(PROMPT, TAIL) - filled).max() <= near
         assert np.abs(filled - exact).max() > 0.03 * np.ptp(exact)
         assert np.array_equal(logits_of(session, noise, everything(session, family, "fill")), exact)
         assert session.ranges == [(SINK, N - TAIL)]
