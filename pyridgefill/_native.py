@@ -47,6 +47,11 @@ LLAMA_RIDGEFILL_MAX_RANGES = 1024
 # #define LLAMA_RIDGEFILL_MAX_HEADS  32 // that score in one graph
 LLAMA_RIDGEFILL_MAX_HEADS = 32
 
+# #define LLAMA_RIDGEFILL_N_END     32
+LLAMA_RIDGEFILL_N_END = 32
+# #define LLAMA_RIDGEFILL_END_REACH 8
+LLAMA_RIDGEFILL_END_REACH = 8
+
 # struct llama_ridgefill;
 llama_ridgefill_p = ctypes.c_void_p
 
@@ -327,8 +332,9 @@ class llama_ridgefill_head(ctypes.Structure):  # noqa: N801
 #     enum llama_ridgefill_select type;
 #
 #     int32_t budget;   // rows
-#     int32_t n_before; // a row's score counts for so many rows before it too,
-#     int32_t n_after;  // and after it: what a question asks for often follows the words that they share
+#     int32_t n_before; // a row's score counts for the rows before it too, half with every n_before rows
+#                       // (0: not at all),
+#     int32_t n_after;  // and for those after it: what a question asks for often follows the words that they share
 #     int32_t n_query;  // last rows of the prompt whose queries score
 #
 #     const struct llama_ridgefill_head * heads; // NULL: those of the maps file
@@ -397,11 +403,13 @@ def llama_ridgefill_selected(ctx: Any, /) -> Any: ...
 def llama_ridgefill_n_score_heads(ctx: Any, /) -> int: ...
 
 
-# LLAMA_API const float * llama_ridgefill_head_scores(const struct llama_context * ctx, int32_t i);
+# LLAMA_API const float * llama_ridgefill_head_scores(const struct llama_context * ctx, int32_t i, bool end);
 @_function(
-    "llama_ridgefill_head_scores", [llama_cpp.llama_context_p_ctypes, ctypes.c_int32], ctypes.POINTER(ctypes.c_float)
+    "llama_ridgefill_head_scores",
+    [llama_cpp.llama_context_p_ctypes, ctypes.c_int32, ctypes.c_bool],
+    ctypes.POINTER(ctypes.c_float),
 )
-def llama_ridgefill_head_scores(ctx: Any, i: int, /) -> Any: ...
+def llama_ridgefill_head_scores(ctx: Any, i: int, end: bool, /) -> Any: ...
 
 
 # // run cached rows through the layers from the split on, in the order given; their cells are replaced

@@ -61,7 +61,7 @@ static double parse_budget(const std::string & value) {
 static void parse_pool(const std::string & value, int32_t & n_before, int32_t & n_after) {
     int n_read = -1;
     if (sscanf(value.c_str(), "%9d,%9d%n", &n_before, &n_after, &n_read) != 2 || n_read != (int) value.size() || n_before < 0 || n_after < 0) {
-        throw std::invalid_argument(string_format("must be two numbers of rows like 8,40, but got '%s'", value.c_str()));
+        throw std::invalid_argument(string_format("must be two numbers of rows like 5,5, but got '%s'", value.c_str()));
     }
 }
 
@@ -105,7 +105,7 @@ static void add_select_args(const std::function<void(common_arg)> & add_opt) {
     ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_HEADS"));
     add_opt(common_arg(
         {"--ridgefill-pool"}, "BEFORE,AFTER",
-        "the score of a row counts for so many rows before and after it too (default: the maps' choice)",
+        "the score of a row counts for the rows around it too, half with every so many rows before and after it (default: the maps' choice)",
         [](common_params & params, const std::string & value) {
             parse_pool(value, params.ridgefill.n_before, params.ridgefill.n_after);
         }
