@@ -153,7 +153,7 @@ def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, S
         assert config.tail is not None
         make: Callable[..., Session] = partial(Session, n_sequences=n_sequences(options.baseline or []))
         if spliced:
-            make = partial(SpliceSession, tail=config.tail, folder=folder)
+            make = partial(SpliceSession, sink=config.sink, tail=config.tail, folder=folder)
         with make(options.model, n_ctx=n_ctx, n_threads=options.threads, n_gpu_layers=options.n_gpu_layers) as session:
             chat = chat_formatter(session, add_generation_prompt=True)
             setting = Setting(session, chat, variants, config.sink, config.tail, options.seed, options.corpus)

@@ -60,7 +60,7 @@ def splice(
         shape = {"lengths": options.lengths, "texts": texts, "near": skipped, "threshold": threshold}
         exact, *variants = setting.variants
         plain = _measure(bench, setting, shape, needles)
-        table = Table("tokens", "variant", "into", "part", "layers", "loss", "share, %", "far", "share, %", "found")
+        table = Table("tokens", "memory", "loss", "share, %", "far", "share, %", "found")
         for variant in variants:
             filled = {row.ctx: row for row in plain if row.variant is variant}
             made = [SpliceVariant.of(variant, item) for item in _splices(bench.session, variant, groups, directions)]
@@ -123,13 +123,16 @@ def _measure(
 def _add_exact(table: Table, exact: _Row, filled: _Row) -> None:
     groups = filled.loss["groups"]
     numbers = [f"{groups[name]['exact']:.3f}" if name in groups else "" for name in ("all", "far")]
-    table.add_row(str(exact.ctx), "exact", "", "", "", numbers[0], "", numbers[1], "", exact.found)
+    table.add_row(str(exact.ctx), "exact", numbers[0], "", numbers[1], "", exact.found)
 
 
 def _add(table: Table, row: _Row) -> None:
     """A row of a filled variant, with or without a splice."""
-    splice = getattr(row.variant, "splice", None)
-    where = ["", "", ""] if splice is None else [splice.into, splice.part, splice.layers]
+    splice: Splice | None = getattr(row.variant, "splice", None)
+    memory = row.variant.name
+    if splice is not None:
+        names = [memory, "exact"] if splice.into == "fill" else ["exact", memory]
+        memory = f"{' + '.join(names)} {splice.part} {splice.layers}"
     cells = []
     for name in ("all", "far"):
         group, part = row.loss["groups"].get(name), row.loss.get("share", {}).get(name)
@@ -137,4 +140,4 @@ def _add(table: Table, row: _Row) -> None:
             "" if group is None else f"{group['fill']:.3f}",
             "" if part is None or part["value"] is None else common.percent(part),
         ]
-    table.add_row(str(row.ctx), row.variant.name, *where, *cells, row.found)
+    table.add_row(str(row.ctx), memory, *cells, row.found)

@@ -131,8 +131,8 @@ class SpliceSession(Session):
         A model's GGUF.
     n_ctx
         Tokens of a prompt and its continuation at most; the context holds two.
-    tail
-        Rows at the end of each prompt that run exact.
+    sink, tail
+        Rows at both ends of each prompt that run exact.
     folder
         For what prompts leave in the memory before their tails, exact and filled: two files for each, as large as the
         cache of its rows. It must live as long as the session.
@@ -146,9 +146,9 @@ class SpliceSession(Session):
     """
 
     def __init__(
-        self, model_path: str | os.PathLike[str], *, n_ctx: int, tail: int, folder: Path, **options: Any
+        self, model_path: str | os.PathLike[str], *, n_ctx: int, sink: int, tail: int, folder: Path, **options: Any
     ) -> None:
-        self.tail, self._folder = tail, folder
+        self.sink, self.tail, self._folder = sink, tail, folder
         self.splice: Splice | None = None
         self._config: RidgeFillConfig | None = None
         self._files: dict[tuple[RidgeFillConfig | None, tuple[int, ...]], Path] = {}
@@ -182,7 +182,7 @@ class SpliceSession(Session):
         Raises
         ------
         ModelError
-            If there are no rows before the tail, logits of them are wanted, or the maps' plan does not fill up to it.
+            If there are no rows before the tail, logits of them are wanted, or the maps' plan has another sink or tail.
         """
         end = len(tokens) - self.tail
         if end < 1 or n_logits > self.tail:
@@ -200,18 +200,11 @@ class SpliceSession(Session):
             self.restore(np.fromfile(state, np.uint8))
             self.restore(np.fromfile(donor, np.uint8), _DONOR)
             fill.splice(self._context, _DONOR, 0, (splice.first, splice.last), splice.components)
-        self.ranges = self._plan(len(tokens), end) if into_fill else []
+        self.ranges = [(self.sink, end)] if into_fill else []
         self.n_reused = end
         rows = self._decode(tokens[end:], end, len(tokens) - n_logits)
         self._position = len(tokens)
         return rows
-
-    def _plan(self, n_prompt: int, end: int) -> list[tuple[int, int]]:
-        assert self._fill is not None
-        ranges = self._fill.plan(n_prompt)
-        if not ranges or ranges[-1][1] != end:
-            raise ModelError(f"the maps' plan fills {ranges} of {n_prompt} rows, not up to {end}", "use one tail")
-        return ranges
 
     def _saved(self, tokens: Sequence[int], end: int, *, filled: bool) -> Path:
         """A file with what the rows before the tail leave in the memory."""
@@ -219,8 +212,16 @@ class SpliceSession(Session):
         if key not in self._files:
             self._c.llama_memory_clear(self._memory, True)
             if self._fill is not None:
-                self._fill.begin(0, len(tokens), self._plan(len(tokens), end) if filled else [])
-            self._decode(tokens[:end], 0, end)
+                planned = self._fill.plan(len(tokens))
+                if planned != [(self.sink, end)]:
+                    raise ModelError(
+                        f"the plan fills {planned}, expected {[(self.sink, end)]}", "use one sink and tail"
+                    )
+                self._fill.begin(0, len(tokens), planned if filled else [])
+            # exact and filled rows in the same ubatches: what both compute exactly is equal to the bit
+            for start, stop in ((0, min(self.sink, end)), (self.sink, end)):
+                if start < stop:
+                    self._decode(tokens[start:stop], start, stop)
             if self._fill is not None:
                 self._fill.begin(0, len(tokens), [])
             path = self._folder / f"{len(self._files)}.state"

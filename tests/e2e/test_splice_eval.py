@@ -32,7 +32,7 @@ def engine_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def session_of(model: Path, folder: Path) -> SpliceSession:
-    return SpliceSession(model, n_ctx=512, tail=TAIL, folder=folder, n_ubatch=SINK, n_threads=1)
+    return SpliceSession(model, n_ctx=512, sink=SINK, tail=TAIL, folder=folder, n_ubatch=SINK, n_threads=1)
 
 
 def config(workshop: Any, name: str, kind: str, **changes: Any) -> RidgeFillConfig:
@@ -64,9 +64,11 @@ def test_parts_of_noise(workshop: Any, tmp_path: Path, family: str) -> None:
         filled = logits_of(session, noise, None)
         assert session.ranges == [(SINK, N - TAIL)]
         with Session(workshop.model(family), n_ctx=512, n_ubatch=SINK, n_threads=1) as plain:
-            assert np.array_equal(plain.prefill(PROMPT, TAIL), exact)
+            # restored rows of a sliding window are in other cells: another order of sums
+            near = 3e-3 * np.ptp(exact) if FAMILIES[family].windowed else 0
+            assert np.abs(plain.prefill(PROMPT, TAIL) - exact).max() <= near
             plain.set_maps(noise.config)
-            assert np.array_equal(plain.prefill(PROMPT, TAIL), filled)
+            assert np.abs(plain.prefill(PROMPT, TAIL) - filled).max() <= near
         assert np.abs(filled - exact).max() > 0.03 * np.ptp(exact)
         assert np.array_equal(logits_of(session, noise, everything(session, family, "fill")), exact)
         assert session.ranges == [(SINK, N - TAIL)]
@@ -98,7 +100,7 @@ def test_what_a_splice_cannot_measure(workshop: Any, tmp_path: Path) -> None:
             with pytest.raises(ModelError, match=f"logits of {n_logits} rows of a prompt of {len(prompt)}"):
                 session.prefill(prompt, n_logits)
         session.set_maps(config(workshop, "llama", "identity", tail=TAIL + 1))
-        with pytest.raises(ModelError, match=f"not up to {N - TAIL}"):
+        with pytest.raises(ModelError, match=r"the plan fills \[\(64, 255\)\], expected \[\(64, 256\)\]"):
             session.prefill(PROMPT)
         session.set_maps(config(workshop, "llama", "identity"))
         session.splice = Splice("fill", ("state",), 4, 7)
@@ -135,7 +137,7 @@ def test_the_command(smollm2: Path, maps: Path, tmp_path: Path, capsys: pytest.C
     answers = [line["result"] for line in lines if line["cell"]["task"] == "splice-needle"]
     assert len(answers) == 7
     assert answers[4]["answers"] == answers[0]["answers"]
-    assert all(part in shown for part in ("100 (100 to 100)", "28-29", "1 of 1"))
+    assert all(part in shown for part in ("100 (100 to 100)", "fill + exact K 28-29", "1 of 1"))
     before = out.read_text()
     assert run([*map(str, [*command, "--into", "fill"])]) == 0
     assert out.read_text() == before, "finished cells are not run again"
