@@ -132,7 +132,7 @@ def test_the_command(smollm2: Path, maps: Path, tmp_path: Path, capsys: pytest.C
     assert list(found) == wanted
     exact, filled = losses[0]["result"], losses[1]["result"]
     assert found["K+V", 28, 29]["losses"] == exact["exact"] != filled["losses"]
-    assert found["K+V", 28, 29]["share"]["all"] == {"value": 1, "low": 1, "high": 1}
+    assert found["K+V", 28, 29]["share"]["all"] == pytest.approx({"value": 1, "low": 1, "high": 1}, abs=0.01)
     assert found["K", 28, 29]["share"]["all"]["value"] != found["V", 28, 29]["share"]["all"]["value"]
     answers = [line["result"] for line in lines if line["cell"]["task"] == "splice-needle"]
     assert len(answers) == 7
