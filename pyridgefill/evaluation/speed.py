@@ -15,7 +15,6 @@ from pyridgefill.evaluation.session import Session
 from pyridgefill.evaluation.text import text_windows
 from pyridgefill.evaluation.variants import Variant, make_cell
 
-
 _WAYS = ("exact", "fill", "plain", "empty")
 
 

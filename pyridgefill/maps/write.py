@@ -135,7 +135,8 @@ def _add_tensor_info(writer: GGUFWriter, name: str, source: RowSource, weight_ty
     shape = tuple(int(size) for size in source.shape)
     if weight_type in ("q8_0", "q4_0") and shape[-1] % _BLOCK:
         raise MapsError(
-            f"tensor {name}: {weight_type} needs rows of a multiple of {_BLOCK}, found {shape[-1]}", "choose f16 or bf16"
+            f"tensor {name}: {weight_type} needs rows of a multiple of {_BLOCK}, found {shape[-1]}",
+            "choose f16 or bf16",
         )
     raw_type = WEIGHT_TYPES[weight_type]
     if weight_type in ("f32", "f16"):

@@ -1,0 +1,72 @@
+"""Renders a document as one HTML file: style, script, plotly and all numbers inside."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pyridgefill.errors import RidgeFillError
+from pyridgefill.files import replacing
+
+
+def require_plotly() -> None:
+    """Raise, before anything costly is done, where the packages that draw reports are missing."""
+    missing = [name for name in ("plotly", "jinja2") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise RidgeFillError(
+            f"reports need {' and '.join(missing)}", "pip install 'pyridgefill[report]', or pip install plotly jinja2"
+        )
+
+
+def write_page(path: Path, document: dict[str, Any]) -> None:
+    """Write the report.
+
+    Parameters
+    ----------
+    path
+        The HTML file; replaced when the new one is complete.
+    document
+        As `report.schema.json` describes it.
+    """
+    page = render(document)
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def render(document: dict[str, Any]) -> str:
+    """The page as text."""
+    import jinja2
+    from plotly.offline import get_plotlyjs
+
+    from pyridgefill.report import view, words
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pyridgefill.report", "assets"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["describe"] = words.describe
+    environment.filters["size"] = words.size
+    environment.filters["percent"] = words.percent
+    assets = files("pyridgefill.report") / "assets"
+    best = document["points"][document["recommended"]["point"]]
+    return environment.get_template("page.html.j2").render(
+        doc=document,
+        best=best,
+        headline=view.headline(document),
+        frontier=view.frontier(document),
+        depths=view.depths(document),
+        baselines=view.baselines(document),
+        breakdown=view.breakdown(document),
+        r_squared=view.r_squared(document),
+        variations=view.variations(document),
+        table=view.table(document),
+        style=(assets / "style.css").read_text(encoding="utf-8"),
+        script=(assets / "script.js").read_text(encoding="utf-8"),
+        # "</" would end the script element
+        plotly=get_plotlyjs().replace("</script", "<\\/script"),
+    )
