@@ -59,6 +59,9 @@ def tune(
     baseline: Annotated[
         list[str] | None, typer.Option("--baseline", help="Run at the best setting; repeatable [all]; none: none.")
     ] = None,
+    splice: Annotated[
+        Path | None, typer.Option("--splice", help="Results of pyridgefill eval splice to show, a JSON lines file.")
+    ] = None,
     head_prompts: Annotated[
         int, typer.Option("--head-prompts", min=1, help="Needles of each kind and length to find retrieval heads.")
     ] = 2,
@@ -80,6 +83,8 @@ def tune(
     """
     require_plotly()
     check_folder(output)
+    if splice is not None and not splice.is_file():
+        raise RidgeFillError(f"{splice}: no such file", "pyridgefill eval splice --json makes it")
     numbers = json_file or output.with_suffix(".json")
     check_folder(numbers)
     base = read_base_model(model)
@@ -133,6 +138,7 @@ def tune(
             provenance=summary.provenance,
             command=["pyridgefill", *sys.argv[1:]],
             seeds={"prompts": seed, "intervals": seed, "retrieval heads": 0},
+            splices=ResultFile(splice),
         )
     with replacing(numbers) as path:
         path.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -32,6 +32,8 @@ class Figure:
         Plotly's data and layout, JSON.
     height
         In pixels.
+    legend
+        Colours and names of series, where there are several.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Figure:
     text: str
     spec: str
     height: int
+    legend: tuple[tuple[str, str], ...] = ()
 
 
 def series_color(index: int) -> str:
@@ -46,7 +49,15 @@ def series_color(index: int) -> str:
     return f"var(--series-{index % N_SERIES + 1})"
 
 
-def frontier(name: str, title: str, axis: str, families: Sequence[Sequence[Point]], band: Point | None) -> Figure:
+def frontier(
+    name: str,
+    title: str,
+    axis: str,
+    families: Sequence[Sequence[Point]],
+    band: Point,
+    *,
+    rising: bool,
+) -> Figure:
     """One measure against times to first token.
 
     Parameters
@@ -57,22 +68,23 @@ def frontier(name: str, title: str, axis: str, families: Sequence[Sequence[Point
         For each series points with `label`, `x` and `y`, both intervals.
     band
         The exact model's interval; `value`, `low`, `high`.
+    rising
+        Whether faster settings stand higher, which is where labels have no room.
     """
     figure = _figure(300)
     values = [value for family in families for point in family for value in _bounds(point["x"])]
     start, end = min([1.0, *values]), max([1.05, *values])
     edge = 0.06 * (end - start)
-    if band is not None:
-        low, high = _bounds(band)
-        figure.add_hrect(low, high, fillcolor=_BAND, line_width=0, layer="below")
-        figure.add_hline(band["value"], line={"color": _MUTED, "width": 1, "dash": "dot"}, layer="below")
-        figure.add_annotation(
-            x=0, xref="paper", xanchor="left", y=band["value"], yanchor="bottom", text="exact", showarrow=False,
-            font={"color": _MUTED, "size": 11},
-        )  # fmt: skip
+    low, high = _bounds(band)
+    figure.add_hrect(low, high, fillcolor=_BAND, line_width=0, layer="below")
+    figure.add_hline(band["value"], line={"color": _MUTED, "width": 1, "dash": "dot"}, layer="below")
+    figure.add_annotation(
+        x=0, xref="paper", xanchor="left", y=band["value"], yanchor="bottom", text="exact", showarrow=False,
+        font={"color": _MUTED, "size": 11},
+    )  # fmt: skip
+    above, below = ("top left", "bottom right") if rising else ("top right", "bottom left")
     for index, family in enumerate(families):
         color = series_color(index)
-        ends = index % 2
         figure.add_trace(
             go.Scatter(
                 x=[point["x"]["value"] for point in family],
@@ -81,7 +93,7 @@ def frontier(name: str, title: str, axis: str, families: Sequence[Sequence[Point
                 error_y=_bars([point["y"] for point in family], color),
                 mode="lines+markers+text",
                 text=[point["label"] for point in family],
-                textposition="bottom center" if ends else "top center",
+                textposition=below if index % 2 else above,
                 textfont={"size": 10, "color": color},
                 line={"color": color, "width": 1.5},
                 marker={
@@ -95,8 +107,8 @@ def frontier(name: str, title: str, axis: str, families: Sequence[Sequence[Point
                 cliponaxis=False,
             )
         )
-    figure.update_xaxes(title="times sooner", range=[start - edge, end + 2 * edge], tickformat=".1f")
-    figure.update_yaxes(title=axis)
+    figure.update_xaxes(title_text="times sooner", range=[start - edge, end + 2 * edge], tickformat=".1f")
+    figure.update_yaxes(title_text=axis)
     best = [point for family in families for point in family if point["best"]]
     told = f" Recommended: {best[0]['hover']}." if best else ""
     count = sum(map(len, families))
@@ -131,7 +143,7 @@ def dots(name: str, title: str, axis: str, rows: Sequence[Point]) -> Figure:
             x=1, xref="paper", xanchor="left", xshift=8, y=row["name"], text=row["label"], showarrow=False,
             font={"color": _INK if row["ours"] else _MUTED, "size": 11},
         )  # fmt: skip
-    figure.update_xaxes(title=axis, zeroline=True, zerolinecolor=_GRID, nticks=5)
+    figure.update_xaxes(title_text=axis, zeroline=True, zerolinecolor=_GRID, nticks=5)
     figure.update_yaxes(autorange="reversed", showgrid=True, ticks="", showline=False)
     figure.update_layout(margin={"r": 96, "t": 8})
     told = "; ".join(f"{row['name']} {row['label']}" for row in rows)
@@ -171,8 +183,10 @@ def heat(
             hoverongaps=False,
         )
     )
-    figure.update_xaxes(title=x_title, type="category", showgrid=False, ticks="", showline=False)
-    figure.update_yaxes(title=y_title, type="category", showgrid=False, autorange="reversed", ticks="", showline=False)
+    figure.update_xaxes(title_text=x_title, type="category", showgrid=False, ticks="", showline=False)
+    figure.update_yaxes(
+        title_text=y_title, type="category", showgrid=False, autorange="reversed", ticks="", showline=False
+    )
     figure.update_layout(margin={"t": 8})
     known = [value for row in values for value in row if value is not None]
     told = f"from {min(known):{form}} to {max(known):{form}}" if known else "no values"
@@ -181,29 +195,54 @@ def heat(
 
 def stacked(name: str, title: str, axis: str, bars: Sequence[tuple[str, dict[str, float]]], unit: str) -> Figure:
     """Bars made of parts, for each bar a name and its parts."""
-    figure = _figure(108 + 40 * len(bars))
+    figure = _figure(64 + 40 * len(bars))
     parts = list(dict.fromkeys(part for _, values in bars for part in values))
-    for index, part in enumerate(parts):
+    colors = [_MUTED, *(series_color(index) for index in range(len(parts) - 1))]
+    for part, color in zip(parts, colors, strict=True):
         figure.add_trace(
             go.Bar(
-                name=part,
                 orientation="h",
                 x=[values.get(part, 0) for _, values in bars],
                 y=[bar for bar, _ in bars],
-                marker={"color": _MUTED if index == 0 else series_color(index - 1), "line": {"width": 0}},
+                marker={"color": color, "line": {"width": 0}},
                 hovertemplate=f"%{{y}}, {part}: %{{x:.2f}} {unit}<extra></extra>",
             )
         )
-    figure.update_layout(
-        barmode="stack", bargap=0.35, showlegend=True, margin={"t": 8, "b": 44},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal", "font": {"size": 11}},
-    )  # fmt: skip
-    figure.update_xaxes(title=axis)
+    figure.update_layout(barmode="stack", bargap=0.35, margin={"t": 8})
+    figure.update_xaxes(title_text=axis)
     figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", showline=False)
     told = "; ".join(
         f"{bar}: " + ", ".join(f"{part} {value:.2f} {unit}" for part, value in values.items()) for bar, values in bars
     )
-    return _made(name, title, f"{title}. {told}.", figure)
+    made = _made(name, title, f"{title}. {told}.", figure)
+    return replace(made, legend=tuple(zip(colors, parts, strict=True)))
+
+
+def grouped(name: str, title: str, axis: str, rows: Sequence[str], series: dict[str, Sequence[Point | None]]) -> Figure:
+    """Bars with intervals, for each row one of each series."""
+    figure = _figure(64 + (14 + 16 * len(series)) * len(rows))
+    colors = [series_color(index) for index in range(len(series))]
+    for color, (label, values) in zip(colors, series.items(), strict=True):
+        known = [(row, value) for row, value in zip(rows, values, strict=True) if value is not None]
+        figure.add_trace(
+            go.Bar(
+                orientation="h",
+                x=[value["value"] for _, value in known],
+                y=[row for row, _ in known],
+                error_x=_bars([value for _, value in known], _MUTED),
+                marker={"color": color, "line": {"width": 0}},
+                hovertemplate=f"%{{y}}, {label}: %{{x:.0f}} %<extra></extra>",
+            )
+        )
+    figure.update_layout(barmode="group", bargap=0.3, margin={"t": 8})
+    figure.update_xaxes(title_text=axis, zeroline=True, zerolinecolor=_MUTED)
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", showline=False, type="category")
+    told = "; ".join(
+        f"{label}: " + ", ".join(f"{row} {v['value']:.0f} %" for row, v in zip(rows, values, strict=True) if v)
+        for label, values in series.items()
+    )
+    made = _made(name, title, f"{title}. {told}.", figure)
+    return replace(made, legend=tuple(zip(colors, series, strict=True)))
 
 
 def _figure(height: int) -> go.Figure:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ def render(document: dict[str, Any]) -> str:
     from pyridgefill.report import view, words
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("pyridgefill.report", "assets"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -52,9 +50,8 @@ def render(document: dict[str, Any]) -> str:
     environment.filters["describe"] = words.describe
     environment.filters["size"] = words.size
     environment.filters["percent"] = words.percent
-    assets = files("pyridgefill.report") / "assets"
     best = document["points"][document["recommended"]["point"]]
-    return environment.get_template("page.html.j2").render(
+    return environment.from_string(_asset("page.html.j2")).render(
         doc=document,
         best=best,
         headline=view.headline(document),
@@ -62,11 +59,17 @@ def render(document: dict[str, Any]) -> str:
         depths=view.depths(document),
         baselines=view.baselines(document),
         breakdown=view.breakdown(document),
+        splices=view.splices(document),
+        command=view.command(document),
         r_squared=view.r_squared(document),
         variations=view.variations(document),
         table=view.table(document),
-        style=(assets / "style.css").read_text(encoding="utf-8"),
-        script=(assets / "script.js").read_text(encoding="utf-8"),
+        style=_asset("style.css"),
+        script=_asset("script.js"),
         # "</" would end the script element
         plotly=get_plotlyjs().replace("</script", "<\\/script"),
     )
+
+
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / "assets" / name).read_text(encoding="utf-8")

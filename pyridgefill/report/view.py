@@ -49,13 +49,13 @@ def frontier(document: Document) -> dict[str, Any]:
     shown = [
         figures.frontier(
             "frontier-needles", "Needles found", "% of needles", series(lambda n: scaled(n["needles"], 100)),
-            scaled(first["needles"], 100),
+            scaled(first["needles"], 100), rising=False,
         ),
         figures.frontier(
-            "frontier-far", "Loss on far tokens", "% above exact", series(lambda n: _loss(n, "far")), zero,
+            "frontier-far", "Loss on far tokens", "% above exact", series(lambda n: _loss(n, "far")), zero, rising=True,
         ),
         figures.frontier(
-            "frontier-kl", "KL divergence from exact on the tail", "nats", series(lambda n: n["kl"]), zero,
+            "frontier-kl", "KL divergence from exact on the tail", "nats", series(lambda n: n["kl"]), zero, rising=True,
         ),
     ]  # fmt: skip
     return {"ctx": ctx, "series": names, "figures": shown}
@@ -98,11 +98,13 @@ def baselines(document: Document) -> list[Figure]:
     others = [point for point in document["points"] if point["role"] == "baseline"]
     named = [("exact", exact), ("ridge", ridge), *((point["variant"], point) for point in others)]
 
+    zero = {"value": 0.0, "low": 0.0, "high": 0.0}
+
     def rows(measure: Any, form: Any) -> list[Point]:
         return [
             {"name": name, "value": value, "label": form(value), "ours": name == "ridge"}
             for name, point in named
-            if (value := measure(at(point, ctx))) is not None
+            if (value := measure(at(point, ctx)) or (zero if point is exact else None)) is not None
         ]
 
     return [
@@ -152,6 +154,32 @@ def r_squared(document: Document) -> list[Figure]:
     return made
 
 
+def splices(document: Document) -> list[Figure]:
+    """Which parts of the filled cache carry the error, at the longest prompts that splices were made at."""
+    found = document.get("splices", [])
+    made = []
+    longest = max((item["ctx"] for item in found), default=0)
+    for into, title, axis in (
+        ("fill", "Exact parts in the filled cache", "% of the loss that the fill adds, recovered"),
+        ("exact", "Filled parts in the exact cache", "% of the loss that the fill adds, caused"),
+    ):
+        items = [item for item in found if item["into"] == into and item["ctx"] == longest]
+        if items:
+            rows = [f"{' + '.join(item['components'])}, {_layers(item['layers'])}" for item in items]
+            shares = {"all tokens of the tail": "all", "far tokens": "far"}
+            series = {
+                label: [scaled(item["share"][key], 100) if item["share"].get(key) else None for item in items]
+                for label, key in shares.items()
+            }
+            made.append(figures.grouped(f"splice-{into}", title, axis, rows, series))
+    return made
+
+
+def command(document: Document) -> str:
+    """The server's command, an option on each line."""
+    return str(document["recommended"]["command"]).replace(" --", " \\\n  --")
+
+
 def headline(document: Document) -> list[tuple[str, str, str]]:
     """The recommended setting in numbers: label, value, and a note."""
     best, settings = _best(document), document["settings"]
@@ -161,7 +189,7 @@ def headline(document: Document) -> list[tuple[str, str, str]]:
     timing = found["ttft"]
     needles, all_needles = found["needles"], reference["needles"]
     rows = [
-        ("First token", f"{times(timing['ratio'])} sooner", f"{timing['low']:.2f} to {timing['high']:.2f}"),
+        ("First token sooner", times(timing["ratio"]), f"{timing['low']:.2f} to {timing['high']:.2f}"),
         (
             "Needles found",
             f"{needles['hits']} of {needles['prompts']}",
@@ -264,3 +292,8 @@ def _ratio(numbers: dict[str, Any]) -> dict[str, Any]:
 def _loss(numbers: dict[str, Any], group: str) -> dict[str, Any] | None:
     found = numbers.get("losses", {}).get(group)
     return None if found is None else scaled(found["relative"], 100)
+
+
+def _layers(span: list[int]) -> str:
+    first, last = span
+    return f"layer {first}" if first == last else f"layers {first} to {last}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +12,7 @@ from pyridgefill import __version__
 from pyridgefill.evaluation.far_loss import DEFAULT_THRESHOLD, default_near
 from pyridgefill.evaluation.intervals import wilson
 from pyridgefill.evaluation.lab import Result
-from pyridgefill.evaluation.results import plain
+from pyridgefill.evaluation.results import ResultFile, plain
 from pyridgefill.evaluation.variants import BASELINES
 from pyridgefill.maps import BaseModel
 from pyridgefill.tuning.grid import Point
@@ -23,7 +23,14 @@ FORMAT = 1
 
 
 def make_document(
-    sweep: Sweep, base: BaseModel, *, machine: dict[str, Any], command: Sequence[str], seeds: dict[str, int]
+    sweep: Sweep,
+    base: BaseModel,
+    *,
+    machine: dict[str, Any],
+    provenance: dict[str, Any],
+    command: Sequence[str],
+    seeds: dict[str, int],
+    splices: ResultFile,
 ) -> dict[str, Any]:
     """Put a finished sweep into words and numbers.
 
@@ -41,6 +48,8 @@ def make_document(
         That made the report.
     seeds
         Of every random choice.
+    splices
+        Results of `pyridgefill eval splice`; those of other models are left out.
     """
     assert sweep.recommendation is not None
     plan, sink = sweep.plan, sweep.setting.sink
@@ -84,6 +93,7 @@ def make_document(
             for stop in sweep.stopped
         ],
         "breakdown": [{"ctx": ctx, **_breakdown(timing)} for ctx, timing in sorted(sweep.parts.items())],
+        "splices": list(_splices(splices, sweep)),
         "recommended": {
             "point": sweep.measured.index(best),
             "accepted": sweep.recommendation.accepted,
@@ -196,6 +206,15 @@ def _breakdown(timing: Result) -> dict[str, Any]:
         parts["scores and states"] = max(0.0, _median(seconds["empty"]) - _median(seconds["plain"]))
         parts["selected rows"] = max(0.0, _median(seconds["fill"]) - _median(seconds["empty"]))
     return {"exact": _median(seconds["exact"]), "fill": _median(seconds["fill"]), "parts": parts}
+
+
+def _splices(results: ResultFile, sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """What exact parts recover and filled ones cause, of this model's own maps."""
+    for cell, result in results.records():
+        wanted = cell.get("task") == "splice" and cell.get("model_bytes") == sweep.lab.model.stat().st_size
+        if wanted and "into" in cell and cell.get("variant", "fill") == "fill":
+            keys = ("ctx", "tail", "split", "into", "components", "layers")
+            yield {**{key: cell[key] for key in keys}, "share": result["share"]}
 
 
 def _median(values: Sequence[float]) -> float:

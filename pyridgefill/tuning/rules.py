@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyridgefill.evaluation.intervals import least_hits
@@ -100,6 +100,30 @@ def stops(trial: Trial) -> str:
         if not item.finds_enough
     ]
     return "; ".join(faults)
+
+
+def walk(family: Sequence[Point], measure: Callable[[Point], Trial]) -> tuple[list[Trial], list[Point], str]:
+    """Measure a family from its first point on, until one stops those below it.
+
+    Parameters
+    ----------
+    family
+        Points that differ in the split only, the highest split first.
+    measure
+        Called for one after another.
+
+    Returns
+    -------
+    trials, left, reason
+        What was measured, the points that were not, and why.
+    """
+    trials: list[Trial] = []
+    for index, point in enumerate(family):
+        trials.append(measure(point))
+        reason = stops(trials[-1])
+        if reason and index + 1 < len(family):
+            return trials, list(family[index + 1 :]), reason
+    return trials, [], ""
 
 
 def recommend(trials: Sequence[Trial], max_loss_increase: float = MAX_LOSS_INCREASE) -> Recommendation:

@@ -16,7 +16,7 @@ from pyridgefill.evaluation.variants import Variant, make_cell, make_variants, r
 from pyridgefill.maps import read_maps
 from pyridgefill.tuning.grid import Grid, Point
 from pyridgefill.tuning.maps import MapStore, to_heads
-from pyridgefill.tuning.rules import Outcome, Recommendation, Trial, recommend, stops
+from pyridgefill.tuning.rules import Outcome, Recommendation, Trial, recommend, walk
 
 
 class Progress(Protocol):
@@ -153,16 +153,16 @@ class Sweep:
         self.progress.total(sizes + per_point * len(points))
         exact = self._measure(bench, _EXACT)
         self.measured.append(Measured("exact", "exact", None, tail, exact))
+
+        def measure(point: Point) -> Trial:
+            found = self._measure(bench, variants[point], configs[point])
+            return self._add("sweep", point, found, exact, maps, configs[point])
+
         for family in families:
-            for index, point in enumerate(family):
-                found = self._measure(bench, variants[point], configs[point])
-                trial = self._add("sweep", point, found, exact, maps, configs[point])
-                reason = stops(trial)
-                left = family[index + 1 :]
-                if reason and left:
-                    self.stopped.append(Stop(tail, point.budget, tuple(item.split for item in left), reason))
-                    self.progress.total(-per_point * len(left))
-                    break
+            trials, left, reason = walk(family, measure)
+            if left:
+                self.stopped.append(Stop(tail, trials[0].point.budget, tuple(point.split for point in left), reason))
+                self.progress.total(-per_point * len(left))
 
     def _neighbours(self, point: Point, maps: dict[str, Any]) -> None:
         """Other maps, and baselines, at one setting."""
