@@ -108,6 +108,8 @@ def tune(
 
     lengths = tuple(sorted(set(ctx or [2048])))
     chosen = tuple(BASELINES) if baseline is None else tuple(name for name in baseline if name != "none")
+    for name in chosen:
+        common.choice("--baseline", name, tuple(BASELINES))
     plan = Plan(grid, lengths, tuple(kinds or ["multi-key"]), needles, keys, texts, repeats, chosen, max_loss_increase)
     results = ResultFile(output.with_suffix(".jsonl"))
     folder = output.with_suffix(".maps")

@@ -39,7 +39,7 @@ def render(document: dict[str, Any]) -> str:
     import jinja2
     from plotly.offline import get_plotlyjs
 
-    from pyridgefill.report import view, words
+    from pyridgefill.report import charts, tables, words
 
     environment = jinja2.Environment(
         autoescape=True,
@@ -54,16 +54,16 @@ def render(document: dict[str, Any]) -> str:
     return environment.from_string(_asset("page.html.j2")).render(
         doc=document,
         best=best,
-        headline=view.headline(document),
-        frontier=view.frontier(document),
-        depths=view.depths(document),
-        baselines=view.baselines(document),
-        breakdown=view.breakdown(document),
-        splices=view.splices(document),
-        command=view.command(document),
-        r_squared=view.r_squared(document),
-        variations=view.variations(document),
-        table=view.table(document),
+        headline=tables.headline(document),
+        frontier=charts.frontier(document),
+        depths=charts.depths(document),
+        baselines=charts.baselines(document),
+        breakdown=charts.breakdown(document),
+        splices=charts.splices(document),
+        command=tables.command(document),
+        r_squared=charts.r_squared(document),
+        variations=tables.variations(document),
+        table=tables.table(document),
         style=_asset("style.css"),
         script=_asset("script.js"),
         # "</" would end the script element

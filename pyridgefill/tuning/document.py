@@ -68,7 +68,11 @@ def make_document(
             "vocabulary": base.vocab_size,
         },
         "machine": machine,
-        "statistics": {"file": sweep.statistics.name, **provenance},
+        "statistics": {
+            "file": sweep.statistics.name,
+            "tokens": provenance.get("tokens", 0),
+            "corpora": provenance.get("corpora", []),
+        },
         "settings": {
             **{key: list(value) for key, value in asdict(plan.grid).items()},
             "ctx": list(plan.lengths),

@@ -133,7 +133,11 @@ class Sweep:
     def run(self) -> None:
         """Everything; what the results hold is not run again."""
         grid = self.plan.grid
-        maps = self.store.get(tuple(sorted(grid.splits)), grid.targets[0], grid.ranks[0], grid.types[0], None)
+        for tail in grid.tails:
+            # what cannot be asked for is refused before anything is computed
+            self._needle_jobs(replace(self.setting, variants=(), tail=tail))
+        heads = None if any(grid.budgets) else []
+        maps = self.store.get(tuple(sorted(grid.splits)), grid.targets[0], grid.ranks[0], grid.types[0], heads)
         for tail in sorted(grid.tails):
             self._sweep(tail, [family for family in grid.families() if family[0].tail == tail], maps)
         self.recommendation = recommend(self.trials, self.plan.max_loss_increase)
@@ -206,10 +210,14 @@ class Sweep:
         place.mkdir()
         near = default_near(tail)
         return [
-            *needle_jobs(setting, lengths=plan.lengths, kinds=plan.kinds, needles=plan.needles, keys=plan.keys),
+            *self._needle_jobs(setting),
             *far_loss_jobs(setting, lengths=plan.lengths, texts=plan.texts, near=near, threshold=DEFAULT_THRESHOLD),
             *kld_jobs(setting, lengths=plan.lengths, texts=plan.texts, generated=0, folder=place),
         ]
+
+    def _needle_jobs(self, setting: Setting) -> list[Job]:
+        plan = self.plan
+        return needle_jobs(setting, lengths=plan.lengths, kinds=plan.kinds, needles=plan.needles, keys=plan.keys)
 
     def _measure(
         self, bench: Sequence[Job], variant: Variant, config: RidgeFillConfig | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from playwright.sync_api import Browser
 from support import paths, spelling
 from support.browser import browser as open_browser
 from support.browser import view
-from support.families import FAMILIES
 
 from pyridgefill.cli.main import run
 from pyridgefill.maps import read_maps
@@ -79,6 +79,15 @@ def test_numbers_follow_the_schema(document: dict[str, Any]) -> None:
     for key in ("seeds", "recommended", "machine"):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({name: value for name, value in document.items() if name != key}, SCHEMA)
+
+
+def test_lines_follow_their_schema(report: Path) -> None:
+    schema = json.loads((paths.REPOSITORY / "pyridgefill/evaluation/results.schema.json").read_text())
+    lines = [json.loads(line) for line in report.with_suffix(".jsonl").read_text().splitlines()]
+    for path in (paths.REPOSITORY / "benchmarks" / "results").glob("*-selected.jsonl"):
+        lines += [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        jsonschema.validate(line, schema)
 
 
 def test_everything_was_tried(document: dict[str, Any]) -> None:
@@ -184,7 +193,7 @@ def test_the_report_is_told_in_words(browser: Browser, report: Path, document: d
         levels = seen.evaluate("[...document.querySelectorAll('h1, h2, h3')].map(item => Number(item.tagName[1]))")
         assert levels[0] == 1
         assert levels.count(1) == 1
-        assert all(after <= before + 1 for before, after in zip(levels, levels[1:]))
+        assert all(after <= before + 1 for before, after in pairwise(levels))
         labels = seen.evaluate("[...document.querySelectorAll('[role=img]')].map(item => item.ariaLabel)")
         assert labels
         assert all(len(label) > 20 for label in labels)
@@ -225,6 +234,8 @@ ERRORS = {
     "type": (["--types", "q1"], "--types 'q1'"),
     "budget": (["--budgets", "2"], "--budgets: 2 is no share"),
     "tails": (["--tails", "x"], "--tails 'x'"),
+    "baseline": (["--baseline", "best"], "--baseline 'best'"),
+    "kind": (["--kinds", "colours"], "kind 'colours' are not known"),
     "folder": (["-o", "/none/report.html"], "the folder /none does not exist"),
     "splice": (["--splice", "none.jsonl"], "none.jsonl: no such file"),
     "too short": (["--ctx", "600"], "prompts of 600 tokens have no rows to fill"),
