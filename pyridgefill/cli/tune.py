@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 
 import typer
 from rich.progress import Progress as Bar
+from rich.progress import TaskID
 
 from pyridgefill.cli import common
 from pyridgefill.cli.common import ModelArgument
@@ -181,19 +182,20 @@ class _Steps:
 
     def __init__(self, bar: Bar) -> None:
         self._bar = bar
-        self._tasks: dict[str, int] = {}
+        self._tasks: dict[str, TaskID] = {}
 
     def show(self, what: str, done: int, total: int) -> None:
         if what not in self._tasks:
-            self._tasks[what] = int(self._bar.add_task(what))
-        self._bar.update(self._tasks[what], completed=done, total=total)  # type: ignore[arg-type]  # a task's number
+            self._tasks[what] = self._bar.add_task(what)
+        self._bar.update(self._tasks[what], completed=done, total=total)
 
 
 class _Prompts:
     """Shows the sweep: prompts done and left."""
 
     def __init__(self, bar: Bar) -> None:
-        self._bar, self._task, self._total = bar, None, 0
+        self._bar, self._total = bar, 0
+        self._task: TaskID | None = None
 
     def total(self, units: int) -> None:
         self._total += units

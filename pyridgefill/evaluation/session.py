@@ -168,7 +168,7 @@ class Session(CaptureEngine):
 
     def filled_seconds(self) -> float:
         """Time in which rows were filled since the counters were reset."""
-        return fill.counters(self._context).t_filled_us / 1e6
+        return float(fill.counters(self._context).t_filled_us) / 1e6
 
     def extend(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Run tokens behind the last prompt, exact; the logits of each, `[n, n_vocab]`."""

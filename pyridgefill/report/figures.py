@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -218,7 +218,9 @@ def stacked(name: str, title: str, axis: str, bars: Sequence[tuple[str, dict[str
     return replace(made, legend=tuple(zip(colors, parts, strict=True)))
 
 
-def grouped(name: str, title: str, axis: str, rows: Sequence[str], series: dict[str, Sequence[Point | None]]) -> Figure:
+def grouped(
+    name: str, title: str, axis: str, rows: Sequence[str], series: Mapping[str, Sequence[Point | None]]
+) -> Figure:
     """Bars with intervals, for each row one of each series."""
     figure = _figure(64 + (14 + 16 * len(series)) * len(rows))
     colors = [series_color(index) for index in range(len(series))]

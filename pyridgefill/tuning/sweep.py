@@ -13,7 +13,7 @@ from pyridgefill.evaluation.jobs import Setting, far_loss_jobs, kld_jobs, needle
 from pyridgefill.evaluation.lab import Job, Lab, Result
 from pyridgefill.evaluation.speed import speed_jobs
 from pyridgefill.evaluation.variants import Variant, make_cell, make_variants, resolve
-from pyridgefill.maps import read_maps
+from pyridgefill.maps import RetrievalHead, read_maps
 from pyridgefill.tuning.grid import Grid, Point
 from pyridgefill.tuning.maps import MapStore, to_heads
 from pyridgefill.tuning.rules import Outcome, Recommendation, Trial, recommend, walk
@@ -136,7 +136,7 @@ class Sweep:
         for tail in grid.tails:
             # what cannot be asked for is refused before anything is computed
             self._needle_jobs(replace(self.setting, variants=(), tail=tail))
-        heads = None if any(grid.budgets) else []
+        heads: list[RetrievalHead] | None = None if any(grid.budgets) else []
         maps = self.store.get(tuple(sorted(grid.splits)), grid.targets[0], grid.ranks[0], grid.types[0], heads)
         for tail in sorted(grid.tails):
             self._sweep(tail, [family for family in grid.families() if family[0].tail == tail], maps)
