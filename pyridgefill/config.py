@@ -50,7 +50,7 @@ class RidgeFillConfig:
     heads
         Retrieval heads as `(layer, head)`, in layers below the split; none: those of the maps file.
     pool
-        Rows before and after a row that its score counts for, too.
+        A row's score counts for the rows around it too: half with every so many rows before and after it.
     queries
         The last `queries` rows of the prompt ask.
     keep_states

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import maximum_filter1d
 
 from pyridgefill.maps.model import HEAD_SHARES
 
@@ -48,12 +47,20 @@ def score_prompt(
     candidates
         The rows that may be selected.
     pool
-        Rows before and after a row that its score counts for, too.
+        Rows before and after a row over which its score halves.
     """
     before, after = pool
-    # the window of a row reaches from `after` rows before it to `before` rows behind it
-    pooled = maximum_filter1d(scores, before + 1 + after, axis=1, mode="constant", origin=(after - before) // 2)
+    pooled = np.maximum(_spread(scores, after), _spread(scores[:, ::-1], before)[:, ::-1])
     return ScoredPrompt(pooled[:, list(candidates)], np.isin(np.asarray(candidates), list(rows)))
+
+
+def _spread(scores: npt.NDArray[np.float32], half: int) -> npt.NDArray[np.float32]:
+    """Let each score count for the rows after it too, half with every `half` rows."""
+    factor = np.float32(2 ** (-1 / half) if half > 0 else 0)
+    res = scores.copy()
+    for row in range(1, res.shape[1]):
+        np.maximum(res[:, row], res[:, row - 1] * factor, out=res[:, row])
+    return res
 
 
 def recall(prompt: ScoredPrompt, shares: Sequence[float] = BUDGETS) -> npt.NDArray[np.float64]:

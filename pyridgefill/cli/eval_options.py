@@ -42,7 +42,7 @@ class EvalOptions:
     ] = None
     heads: Annotated[str, typer.Option("--heads", help="Retrieval heads like 9.6,11.1; else the maps file's.")] = ""
     pool: Annotated[
-        str, typer.Option("--pool", help="Rows before and after a row that its score counts for, too: like 8,40.")
+        str, typer.Option("--pool", help="Rows before and after a row over which its score halves: like 2,6.")
     ] = ""
     queries: Annotated[int | None, typer.Option("--queries", min=1, help="Last rows whose queries score.")] = None
     baseline: Annotated[

@@ -25,10 +25,10 @@ def heads(
     length: Annotated[list[int] | None, typer.Option("--length", help="Tokens of the prompts; repeatable.")] = None,
     tail: Annotated[int, typer.Option("--tail", min=64, help="Exact rows at the end; the question is there.")] = 256,
     before: Annotated[
-        int, typer.Option("--before", min=0, help="Rows before a row that its score counts for.")
+        int, typer.Option("--before", min=0, help="A row's score counts half with every so many rows before it.")
     ] = DEFAULT_POOL[0],
     after: Annotated[
-        int, typer.Option("--after", min=0, help="Rows after a row that its score counts for.")
+        int, typer.Option("--after", min=0, help="A row's score counts half with every so many rows after it.")
     ] = DEFAULT_POOL[1],
     queries: Annotated[int, typer.Option("--queries", min=1, help="Last rows of a prompt that ask.")] = DEFAULT_QUERIES,
     threads: Annotated[int, typer.Option("--threads", help="0: the CPUs that this process may use.")] = 0,

@@ -109,7 +109,7 @@ class Recommended:
     budget
         Share of the filled rows that is selected.
     pool
-        Rows before and after a row that its score counts for, too.
+        A row's score counts for the rows around it too: half with every so many rows before and after it.
     queries
         Last rows of the prompt that ask.
     """

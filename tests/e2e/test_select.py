@@ -11,6 +11,8 @@ from support import capi
 from support.engine import DecodeError
 from support.tokens import tokens
 
+from pyridgefill.heads import score_prompt
+
 
 def filled(
     ctx: Any, prompt: list[int], kind: str, budget: int, seq: int = 0, n_logits: int = 1, **more: Any
@@ -108,10 +110,11 @@ def test_the_best_rows_are_selected(workshop: Any, pool: tuple[int, int], budget
         assert ctx.counters().n_selected == budget == len(set(selected))
         assert ctx.n_filled(0) == N - TAIL - SINK - budget
         assert ctx.reusable(0, N) == min(set(range(SINK, N)) - set(selected))
-    before, after = pool
-    pooled = np.array([best[max(0, p - after) : p + before + 1].max() for p in range(N)])
-    rows = np.arange(SINK, N - TAIL)
-    assert selected == sorted(rows[np.lexsort((rows, -pooled[rows]))][:budget])
+    pooled = score_prompt(best[None], range(0), range(N), pool).scores[0]
+    rows = set(range(SINK, N - TAIL))
+    assert set(selected) < rows
+    assert selected == sorted(selected)
+    assert pooled[selected].min() >= pooled[sorted(rows - set(selected))].max() - 1e-6
 
 
 @pytest.mark.parametrize("unified", [True, False])

@@ -105,7 +105,7 @@ static void add_select_args(const std::function<void(common_arg)> & add_opt) {
     ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_HEADS"));
     add_opt(common_arg(
         {"--ridgefill-pool"}, "BEFORE,AFTER",
-        "the score of a row counts for so many rows before and after it too (default: the maps' choice)",
+        "the score of a row counts for the rows around it too, half with every so many rows before and after it (default: the maps' choice)",
         [](common_params & params, const std::string & value) {
             parse_pool(value, params.ridgefill.n_before, params.ridgefill.n_after);
         }

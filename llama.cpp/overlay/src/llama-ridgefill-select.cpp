@@ -5,29 +5,24 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
-#include <deque>
 #include <stdexcept>
 
-// the best score that counts for each row: those of the rows from n_after before it to n_before behind it
-static std::vector<float> pool(const std::vector<float> & scores, int32_t n_before, int32_t n_after) {
-    const int32_t n = scores.size();
+// a row's score counts for the rows around it too, half with every n_before rows before and every n_after rows after it
+static void spread(std::vector<float> & scores, int32_t n_before, int32_t n_after) {
+    const auto factor = [](int32_t n) { return n > 0 ? std::exp2(-1.0f/n) : 0.0f; };
 
-    std::vector<float>   res(n);
-    std::deque<int32_t>  best; // rows of the window, scores descending
-    for (int32_t i = 0, next = 0; i < n; ++i) {
-        for (; next < n && next <= i + n_before; ++next) {
-            while (!best.empty() && scores[best.back()] <= scores[next]) {
-                best.pop_back();
-            }
-            best.push_back(next);
-        }
-        while (best.front() < i - n_after) {
-            best.pop_front();
-        }
-        res[i] = scores[best.front()];
+    std::vector<float> behind = scores;
+    for (size_t i = 1; i < scores.size(); ++i) {
+        behind[i] = std::max(behind[i], behind[i - 1]*factor(n_after));
     }
-    return res;
+    for (size_t i = scores.size() - 1; i-- > 0;) {
+        scores[i] = std::max(scores[i], scores[i + 1]*factor(n_before));
+    }
+    for (size_t i = 0; i < scores.size(); ++i) {
+        scores[i] = std::max(scores[i], behind[i]);
+    }
 }
 
 std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_ranges & ranges) const {
@@ -45,7 +40,7 @@ std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_r
 
     if (type == LLAMA_RIDGEFILL_SELECT_STRIDE) {
         // blocks whose starts are spread evenly
-        const size_t n_block  = n_before + 1 + n_after;
+        const size_t n_block  = (size_t) n_before + 1 + n_after;
         const size_t n_blocks = std::max<size_t>(1, (budget + n_block - 1)/n_block);
         for (size_t i = 0; i < n_blocks; ++i) {
             const size_t start = i*rows.size()/n_blocks;
@@ -61,7 +56,7 @@ std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_r
             best[p] = std::max(best[p], head[p]);
         }
     }
-    best = pool(best, n_before, n_after);
+    spread(best, n_before, n_after);
 
     res = rows;
     std::nth_element(res.begin(), res.begin() + budget, res.end(), [&](llama_pos a, llama_pos b) {

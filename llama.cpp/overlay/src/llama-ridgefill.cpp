@@ -272,7 +272,7 @@ int32_t llama_ridgefill_seq_select(
                         n_prompt, tail, params.n_query, params.budget, params.n_before, params.n_after));
         }
 
-        llama_ridgefill_selection cur = { params.type, n_prompt, std::min(tail, n_prompt), params.budget, std::min(params.n_before, n_prompt), std::min(params.n_after, n_prompt), std::min(params.n_query, tail), {}, {}, {} };
+        llama_ridgefill_selection cur = { params.type, n_prompt, std::min(tail, n_prompt), params.budget, params.n_before, params.n_after, std::min(params.n_query, tail), {}, {}, {} };
         if (params.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
             const auto & cparams = ctx->get_cparams().ridgefill;
             const auto & hparams = cparams.maps->model.hparams;
