@@ -35,7 +35,7 @@ def tune(
     statistics: Annotated[Path, typer.Argument(metavar="STATS", help="Sums made by pyridgefill collect.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The report, an HTML file that needs no other.")],
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="The numbers behind it [the report's name with .json].")
+        Path | None, typer.Option("--json", help="The numbers behind it; by default the report's name with .json.")
     ] = None,
     splits: Annotated[str, typer.Option("--splits", help="all that the sums have, or a list like 12,16.")] = "all",
     budgets: Annotated[
@@ -52,13 +52,14 @@ def tune(
     ctx: Annotated[list[int] | None, typer.Option("--ctx", help="Tokens of the prompts; repeatable [2048].")] = None,
     needles: Annotated[int, typer.Option("--needles", min=1, help="Needles of each kind and length.")] = 20,
     kinds: Annotated[
-        list[str] | None, typer.Option("--kinds", help="As for eval needle; repeatable [multi-key].")
+        list[str] | None, typer.Option("--kinds", help="As for eval needle; repeatable; by default multi-key.")
     ] = None,
     keys: Annotated[int, typer.Option("--keys", min=2, help="Needles in one text of kind multi-key.")] = 4,
     texts: Annotated[int, typer.Option("--texts", min=1, help="Texts of each length, for losses and divergence.")] = 8,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Pairs of timing runs for each setting.")] = 3,
     baseline: Annotated[
-        list[str] | None, typer.Option("--baseline", help="Run at the best setting; repeatable [all]; none: none.")
+        list[str] | None,
+        typer.Option("--baseline", help="Run at the best setting; repeatable; by default all; none: none."),
     ] = None,
     splice: Annotated[
         Path | None, typer.Option("--splice", help="Results of pyridgefill eval splice to show, a JSON lines file.")
@@ -77,10 +78,8 @@ def tune(
 ) -> None:
     """Find the best setting for a model: a sweep over splits, budgets, tails and maps, and a report of what each costs.
 
-    Each setting is timed and measured on needles, far-token loss and KL divergence, beside the exact model and
-    baselines.
-    Results go to a JSON lines file beside the report as they come, and maps to a folder: the same command, run again,
-    goes on from there.
+    Each setting is timed, and measured on needles, far-token loss and KL divergence, beside exact and baselines.
+    Results and maps are kept beside the report as they come: the same command, run again, goes on from there.
     """
     require_plotly()
     check_folder(output)
