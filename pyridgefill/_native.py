@@ -47,6 +47,11 @@ LLAMA_RIDGEFILL_MAX_RANGES = 1024
 # #define LLAMA_RIDGEFILL_MAX_HEADS  32 // that score in one graph
 LLAMA_RIDGEFILL_MAX_HEADS = 32
 
+# #define LLAMA_RIDGEFILL_N_END     32
+LLAMA_RIDGEFILL_N_END = 32
+# #define LLAMA_RIDGEFILL_END_REACH 8
+LLAMA_RIDGEFILL_END_REACH = 8
+
 # struct llama_ridgefill;
 llama_ridgefill_p = ctypes.c_void_p
 
@@ -398,11 +403,13 @@ def llama_ridgefill_selected(ctx: Any, /) -> Any: ...
 def llama_ridgefill_n_score_heads(ctx: Any, /) -> int: ...
 
 
-# LLAMA_API const float * llama_ridgefill_head_scores(const struct llama_context * ctx, int32_t i);
+# LLAMA_API const float * llama_ridgefill_head_scores(const struct llama_context * ctx, int32_t i, bool end);
 @_function(
-    "llama_ridgefill_head_scores", [llama_cpp.llama_context_p_ctypes, ctypes.c_int32], ctypes.POINTER(ctypes.c_float)
+    "llama_ridgefill_head_scores",
+    [llama_cpp.llama_context_p_ctypes, ctypes.c_int32, ctypes.c_bool],
+    ctypes.POINTER(ctypes.c_float),
 )
-def llama_ridgefill_head_scores(ctx: Any, i: int, /) -> Any: ...
+def llama_ridgefill_head_scores(ctx: Any, i: int, end: bool, /) -> Any: ...
 
 
 # // run cached rows through the layers from the split on, in the order given; their cells are replaced

@@ -18,7 +18,7 @@ from pyridgefill.spans import Span, parse_span
 MAPS_SUFFIX = ".ridgefill.gguf"
 
 # what the engine takes where neither a caller nor the maps file says anything
-DEFAULT_BUDGET, DEFAULT_POOL, DEFAULT_QUERIES = 0.05, (8, 40), 512
+DEFAULT_BUDGET, DEFAULT_POOL, DEFAULT_QUERIES = 0.05, (5, 5), 512
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class EvalOptions:
     ] = None
     heads: Annotated[str, typer.Option("--heads", help="Retrieval heads like 9.6,11.1; else the maps file's.")] = ""
     pool: Annotated[
-        str, typer.Option("--pool", help="Rows before and after a row over which its score halves: like 2,6.")
+        str, typer.Option("--pool", help="Rows before and after a row over which its score halves: like 5,5.")
     ] = ""
     queries: Annotated[int | None, typer.Option("--queries", min=1, help="Last rows whose queries score.")] = None
     baseline: Annotated[
@@ -168,7 +168,7 @@ def _pair(text: str) -> tuple[int, int]:
     try:
         before, after = map(int, text.split(","))
     except ValueError as error:
-        raise RidgeFillError(f"--pool {text!r}: expected rows before and after, like 8,40") from error
+        raise RidgeFillError(f"--pool {text!r}: expected rows before and after, like 5,5") from error
     return before, after
 
 

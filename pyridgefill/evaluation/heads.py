@@ -126,9 +126,9 @@ def _texts(session: Session, config: RidgeFillConfig, lengths: Sequence[int], pr
 
 def _score(session: Session, tokens: Sequence[int], rows: Sequence[int], pool: tuple[int, int]) -> ScoredPrompt:
     session.prefill(tokens)
-    scores = session.head_scores(len(tokens))
+    scores, ends = (session.head_scores(len(tokens), end) for end in (False, True))
     candidates = [row for start, end in session.ranges for row in range(start, end)]
-    return score_prompt(scores, rows, candidates, pool)
+    return score_prompt(scores, ends, rows, candidates, pool)
 
 
 def _choose(

@@ -176,10 +176,13 @@ class Session(CaptureEngine):
         self._position += len(tokens)
         return rows
 
-    def head_scores(self, n_prompt: int) -> npt.NDArray[np.float32]:
-        """What the heads of the last prompt's selection gave to each of its rows, `[n_heads, n_prompt]`."""
+    def head_scores(self, n_prompt: int, end: bool = False) -> npt.NDArray[np.float32]:
+        """What the heads of the last prompt's selection gave to each of its rows, `[n_heads, n_prompt]`.
+
+        `end`: what the last `LLAMA_RIDGEFILL_N_END` rows alone gave.
+        """
         count = self._native.llama_ridgefill_n_score_heads(self._context)
-        rows = (self._native.llama_ridgefill_head_scores(self._context, i) for i in range(count))
+        rows = (self._native.llama_ridgefill_head_scores(self._context, i, end) for i in range(count))
         return np.stack([np.ctypeslib.as_array(row, shape=(n_prompt,)).copy() for row in rows])
 
     def generate(self, logits: npt.NDArray[np.float32], n_tokens: int) -> list[int]:

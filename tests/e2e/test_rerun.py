@@ -18,6 +18,8 @@ from support.llama_numpy import LlamaNumpy
 from support.state import parse_kv
 from support.tokens import tokens
 
+from pyridgefill._native import LLAMA_RIDGEFILL_N_END as N_END
+
 CACHES = (("f16", False), ("f16", True), ("q8_0", True))
 PROMPT = tokens(N)
 FILLED = (SINK, N - TAIL)
@@ -153,10 +155,13 @@ def test_scores_are_a_softmax_over_the_same_queries_and_keys(
         ctx.mark(0, FILLED)
         ctx.select(0, "attention", N, TAIL, 8, heads=heads, n_query=n_query)
         ctx.decode({0: PROMPT}, 1)
-        got = ctx.scores(N)
+        got, got_end = ctx.scores(N), ctx.scores(N, end=True)
         ctx.set_maps(None)
     assert want.max() > 0.2
     np.testing.assert_allclose(got, want, atol=tolerance)
+    want_end = np.stack([probabilities[layer][head, -min(n_query, N_END) :].max(axis=0) for layer, head in heads])
+    np.testing.assert_allclose(got_end, want_end, atol=tolerance)
+    assert (got_end < got).any() == (n_query > N_END)
 
 
 # several sequences at once

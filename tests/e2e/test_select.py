@@ -105,12 +105,13 @@ def test_the_best_rows_are_selected(workshop: Any, pool: tuple[int, int], budget
     prompt = tokens(N)
     with context(workshop, "llama", options("llama")) as ctx:
         filled(ctx, prompt, "attention", budget, heads=HEADS, pool=pool, n_query=40)
-        best = ctx.scores(N).max(axis=0)
+        scores, ends = ctx.scores(N), ctx.scores(N, end=True)
+        assert (ends < scores).any()
         selected = ctx.selected()
         assert ctx.counters().n_selected == budget == len(set(selected))
         assert ctx.n_filled(0) == N - TAIL - SINK - budget
         assert ctx.reusable(0, N) == min(set(range(SINK, N)) - set(selected))
-    pooled = score_prompt(best[None], range(0), range(N), pool).scores[0]
+    pooled = score_prompt(scores, ends, range(0), range(N), pool).scores.max(axis=0)
     rows = set(range(SINK, N - TAIL))
     assert set(selected) < rows
     assert selected == sorted(selected)

@@ -21,7 +21,7 @@ def test_maps_are_described(server: Server, kit: Kit) -> None:
     assert maps["split"] == 3
     assert maps["splits"] == [3]
     plan = {"tail": TAIL, "sink": SINK, "min_prompt": MIN_PROMPT}
-    selection = {"select": "none", "budget": 0.05, "pool": [8, 40], "queries": 512}
+    selection = {"select": "none", "budget": 0.05, "pool": [5, 5], "queries": 512}
     assert maps["defaults"] == plan | selection | {"exact_roles": []}
     assert maps["heads"] == []
     assert maps["heal"] is False

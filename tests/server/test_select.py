@@ -331,7 +331,7 @@ STARTS = [
     ([*SELECT, "--ridgefill-budget", "0"], "must be a share above 0 and up to 1, or a whole number of rows"),
     ([*SELECT, "--ridgefill-budget", "1.5"], "must be a share above 0 and up to 1, or a whole number of rows"),
     ([*SELECT, "--ridgefill-budget", "5%"], "must be a number, but got '5%'"),
-    ([*SELECT, "--ridgefill-pool", "4"], "must be two numbers of rows like 8,40, but got '4'"),
+    ([*SELECT, "--ridgefill-pool", "4"], "must be two numbers of rows like 5,5, but got '4'"),
     ([*SELECT, "--ridgefill-queries", "0"], "must be at least 1, but got 0"),
     ([*SELECT, "--backend-sampling"], "--ridgefill-select cannot be used with --backend-sampling"),
     (["--ridgefill-budget", "0.1"], "have no effect without --ridgefill-select or --ridgefill-heal"),

@@ -14,7 +14,7 @@ BASE = BaseModel("llama", 6, 8, 10, "0" * 16, "1" * 16)
 
 
 def spread(scores: np.ndarray, before: int, after: int) -> list[float]:
-    """The best of all rows' scores, halved by distance."""
+    """The sum of all rows' scores, halved by distance."""
     rows = np.arange(len(scores))
 
     def weights(row: int) -> np.ndarray:
@@ -22,11 +22,12 @@ def spread(scores: np.ndarray, before: int, after: int) -> list[float]:
         half = np.where(distance > 0, after, before)
         return np.where(distance == 0, 1.0, np.where(half > 0, 0.5 ** (np.abs(distance) / np.maximum(half, 1)), 0.0))
 
-    return [float((scores * weights(row)).max()) for row in rows]
+    return [float((scores * weights(row)).sum()) for row in rows]
 
 
 def prompt(scores: np.ndarray, rows: range, candidates: range, pool: tuple[int, int] = (0, 0)) -> ScoredPrompt:
-    return score_prompt(scores.astype(np.float32), rows, candidates, pool)
+    scores = scores.astype(np.float32)
+    return score_prompt(scores, np.zeros_like(scores), rows, candidates, pool)
 
 
 def test_recall_counts_wanted_rows_among_the_best() -> None:

@@ -61,7 +61,7 @@ static double parse_budget(const std::string & value) {
 static void parse_pool(const std::string & value, int32_t & n_before, int32_t & n_after) {
     int n_read = -1;
     if (sscanf(value.c_str(), "%9d,%9d%n", &n_before, &n_after, &n_read) != 2 || n_read != (int) value.size() || n_before < 0 || n_after < 0) {
-        throw std::invalid_argument(string_format("must be two numbers of rows like 8,40, but got '%s'", value.c_str()));
+        throw std::invalid_argument(string_format("must be two numbers of rows like 5,5, but got '%s'", value.c_str()));
     }
 }
 

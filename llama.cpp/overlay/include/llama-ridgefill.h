@@ -28,6 +28,10 @@ extern "C" {
 #define LLAMA_RIDGEFILL_MAX_RANGES 1024
 #define LLAMA_RIDGEFILL_MAX_HEADS  32 // that score in one graph
 
+// the answer goes on from what the last rows of a prompt point at: their scores reach so many times as far behind a row
+#define LLAMA_RIDGEFILL_N_END     32
+#define LLAMA_RIDGEFILL_END_REACH 8
+
 struct llama_ridgefill;
 
 LLAMA_API uint32_t llama_ridgefill_api_version(void);
@@ -199,11 +203,11 @@ LLAMA_API int32_t llama_ridgefill_seq_select(
         struct llama_ridgefill_select_params  params);
 
 // of the last finished selection: the selected positions, and for each head the score of each position of the prompt
-// (0 where it was not scored); valid until the next decode
+// (0 where it was not scored), `end`: given by the last LLAMA_RIDGEFILL_N_END rows alone; valid until the next decode
 LLAMA_API int32_t           llama_ridgefill_n_selected     (const struct llama_context * ctx);
 LLAMA_API const llama_pos * llama_ridgefill_selected       (const struct llama_context * ctx);
 LLAMA_API int32_t           llama_ridgefill_n_score_heads  (const struct llama_context * ctx);
-LLAMA_API const float     * llama_ridgefill_head_scores    (const struct llama_context * ctx, int32_t i);
+LLAMA_API const float     * llama_ridgefill_head_scores    (const struct llama_context * ctx, int32_t i, bool end);
 
 // run cached rows through the layers from the split on, in the order given; their cells are replaced
 // they attend to what the earlier cells of the sequence hold now

@@ -109,13 +109,14 @@ void llama_ridgefill_context::on_ubatch(const llama_batch_allocr & balloc, const
         if (selection.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
             const llama_pos last = ubatch.pos[ubatch.n_tokens - 1];
             cparams.ridgefill.selection = &selection;
-            cparams.ridgefill.n_query   = std::max(0, std::min<int32_t>(ubatch.n_tokens, last + 1 - (selection.n_prompt - selection.n_query)));
+            cparams.ridgefill.n_query   = selection.n_of_last(selection.n_query, last, ubatch.n_tokens);
+            cparams.ridgefill.n_end     = selection.n_of_last(std::min(selection.n_query, LLAMA_RIDGEFILL_N_END), last, ubatch.n_tokens);
         }
     }
 }
 
 // the largest score of each position, from scores by cell
-static void add_scores(llama_ridgefill_selection & selection, llama_seq_id seq_id, llama_memory_i & memory, const llama_hparams & hparams) {
+static void add_scores(llama_ridgefill_selection & selection, llama_seq_id seq_id, llama_memory_i & memory, const llama_hparams & hparams, bool has_end) {
     const llama_ridgefill_cells kvs(&memory);
 
     std::vector<float> data;
@@ -127,12 +128,18 @@ static void add_scores(llama_ridgefill_selection & selection, llama_seq_id seq_i
 
         const auto & kv = kvs.swa && hparams.is_swa(selection.heads[i].layer) ? *kvs.swa : *kvs.base;
         const auto & cells = kv.get_cells(seq_id).seq_pos_get(seq_id);
-        for (int64_t head = 0; head < t->ne[2]; ++head) {
-            auto & scores = selection.scores.at(i_scores++);
+        const auto add = [&](std::vector<float> & scores, int64_t i_row) {
             for (const auto & [pos, cell] : cells) {
                 if (pos < selection.n_prompt && cell < t->ne[0]) {
-                    scores[pos] = std::max(scores[pos], data[head*t->ne[0] + cell]);
+                    scores[pos] = std::max(scores[pos], data[i_row*t->ne[0] + cell]);
                 }
+            }
+        };
+        const int64_t n_head = has_end ? t->ne[2]/2 : t->ne[2];
+        for (int64_t head = 0; head < n_head; ++head, ++i_scores) {
+            add(selection.scores.at(i_scores), head);
+            if (has_end) {
+                add(selection.scores_end.at(i_scores), n_head + head);
             }
         }
     }
@@ -148,11 +155,12 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
         const llama_seq_id seq_id = ubatch.seq_id[0][0];
         auto & selection = selections.at(seq_id);
         if (cparams.ridgefill.n_query > 0) {
-            add_scores(selection, seq_id, memory, cparams.ridgefill.maps->model.hparams);
+            add_scores(selection, seq_id, memory, cparams.ridgefill.maps->model.hparams, cparams.ridgefill.n_end > 0);
         }
     }
     cparams.ridgefill.selection = nullptr;
     cparams.ridgefill.n_query   = 0;
+    cparams.ridgefill.n_end     = 0;
 
     cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FULL;
 

@@ -194,9 +194,11 @@ bool llama_context::ridgefill_reserve(uint32_t n_tokens, uint32_t n_seqs, uint32
     cur.selection   = &selection;
     const int32_t n_most = cparams.kv_unified ? n_tokens : n_tokens/n_seqs;
     cur.n_query     = selection.heads.empty() ? 0 : std::min(n_most, llama_ridgefill_default_select_params(cur.maps, cur.split).n_query);
+    cur.n_end       = std::min(cur.n_query, LLAMA_RIDGEFILL_N_END);
     const bool lower = reserve(LLAMA_RIDGEFILL_MODE_LOWER, "LOWER", 1);
     cur.selection = nullptr;
     cur.n_query   = 0;
+    cur.n_end     = 0;
 
     return lower && reserve(LLAMA_RIDGEFILL_MODE_UPPER, "UPPER", n_outputs);
 }

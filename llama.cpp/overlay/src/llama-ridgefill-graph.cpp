@@ -165,7 +165,7 @@ static void rewrite_lower(const llama_model & model, llm_graph_result & res, con
 
     std::vector<ggml_tensor *> scores;
     if (cur.n_query > 0) {
-        scores = llama_ridgefill_build_scores(model, res, cur.selection->heads, cur.n_query);
+        scores = llama_ridgefill_build_scores(model, res, cur.selection->heads, cur.n_query, cur.n_end);
         cur.selection->tensors = scores;
     }
 

@@ -56,8 +56,8 @@ struct llama_ridgefill {
 
     llama_ridgefill_select recommended_select  = LLAMA_RIDGEFILL_SELECT_NONE;
     float                  recommended_budget  = 0.05f; // share of the filled rows
-    int32_t                recommended_before  = 8;
-    int32_t                recommended_after   = 40;
+    int32_t                recommended_before  = 5;
+    int32_t                recommended_after   = 5;
     int32_t                recommended_queries = 512;
 
     uint64_t hash = 0; // over the content of the file

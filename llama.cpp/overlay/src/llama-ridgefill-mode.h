@@ -26,9 +26,10 @@ struct llama_ridgefill_cparams {
     ggml_tensor *                states = nullptr;
     const std::vector<int32_t> * rows   = nullptr;
 
-    // LOWER: the selection whose heads score, and the number of rows that do (0: none)
+    // LOWER: the selection whose heads score, and the numbers of rows that do (0: none) and of the prompt's last ones
     llama_ridgefill_selection * selection = nullptr;
     int32_t                     n_query   = 0;
+    int32_t                     n_end     = 0;
 
     int32_t              split = -1;
     llama_ridgefill_mode mode  = LLAMA_RIDGEFILL_MODE_FULL;

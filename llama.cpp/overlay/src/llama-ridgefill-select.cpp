@@ -9,20 +9,26 @@
 #include <cstring>
 #include <stdexcept>
 
-// a row's score counts for the rows around it too, half with every n_before rows before and every n_after rows after it
-static void spread(std::vector<float> & scores, int32_t n_before, int32_t n_after) {
-    const auto factor = [](int32_t n) { return n > 0 ? std::exp2(-1.0f/n) : 0.0f; };
+// each score counts for the rows around it too, half with every n_before rows before and every n_after rows after it
+static std::vector<float> spread(const std::vector<float> & scores, double n_before, double n_after) {
+    const auto factor = [](double n) { return n > 0.0 ? (float) std::exp2(-1.0/n) : 0.0f; };
 
-    std::vector<float> behind = scores;
-    for (size_t i = 1; i < scores.size(); ++i) {
-        behind[i] = std::max(behind[i], behind[i - 1]*factor(n_after));
-    }
-    for (size_t i = scores.size() - 1; i-- > 0;) {
-        scores[i] = std::max(scores[i], scores[i + 1]*factor(n_before));
-    }
+    const float before = factor(n_before);
+    const float after  = factor(n_after);
+
+    std::vector<float> res(scores.size());
+
+    float sum = 0.0f;
     for (size_t i = 0; i < scores.size(); ++i) {
-        scores[i] = std::max(scores[i], behind[i]);
+        sum = sum*after + scores[i];
+        res[i] = sum;
     }
+    sum = 0.0f;
+    for (size_t i = scores.size(); i-- > 0;) {
+        res[i] += sum; // of the rows behind
+        sum = (sum + scores[i])*before;
+    }
+    return res;
 }
 
 std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_ranges & ranges) const {
@@ -51,12 +57,13 @@ std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_r
     }
 
     std::vector<float> best(n_prompt, 0.0f);
-    for (const auto & head : scores) {
+    for (size_t i = 0; i < scores.size(); ++i) {
+        const auto near = spread(scores[i],     n_before, n_after);
+        const auto far  = spread(scores_end[i], n_before, (double) n_after*LLAMA_RIDGEFILL_END_REACH);
         for (int32_t p = 0; p < n_prompt; ++p) {
-            best[p] = std::max(best[p], head[p]);
+            best[p] = std::max({ best[p], near[p], far[p] });
         }
     }
-    spread(best, n_before, n_after);
 
     res = rows;
     std::nth_element(res.begin(), res.begin() + budget, res.end(), [&](llama_pos a, llama_pos b) {
@@ -120,8 +127,16 @@ static ggml_tensor * build_probs(ggml_context * ctx, const ggml_tensor * fattn, 
     return probs;
 }
 
+// the largest probability [n_kv, 1, n_head] that any of the last n rows gives to a cell
+static ggml_tensor * build_best(ggml_context * ctx, ggml_tensor * probs, int64_t n) {
+    if (n < probs->ne[1]) {
+        probs = ggml_cont(ctx, last_rows(ctx, probs, n, 0, probs->ne[2]));
+    }
+    return n == 1 ? probs : ggml_pool_2d(ctx, probs, GGML_OP_POOL_MAX, 1, n, 1, n, 0, 0);
+}
+
 std::vector<ggml_tensor *> llama_ridgefill_build_scores(
-        const llama_model & model, llm_graph_result & res, const std::vector<llama_ridgefill_head> & heads, int64_t n_query) {
+        const llama_model & model, llm_graph_result & res, const std::vector<llama_ridgefill_head> & heads, int64_t n_query, int64_t n_end) {
     auto * ctx = res.get_ctx();
     auto * gf  = res.get_gf();
 
@@ -153,7 +168,10 @@ std::vector<ggml_tensor *> llama_ridgefill_build_scores(
             throw std::runtime_error(format("layer %d of architecture '%s' has no attention that can score rows", it.layer, llm_arch_name(model.arch)));
         }
 
-        auto * best = n_query == 1 ? probs : ggml_pool_2d(ctx, probs, GGML_OP_POOL_MAX, 1, n_query, 1, n_query, 0, 0);
+        auto * best = build_best(ctx, probs, n_query);
+        if (n_end > 0) {
+            best = ggml_concat(ctx, best, build_best(ctx, probs, n_end), 2);
+        }
         ggml_set_output(best);
         out.push_back(best);
     }

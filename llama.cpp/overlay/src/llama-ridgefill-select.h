@@ -3,6 +3,7 @@
 #include "llama-ridgefill.h"
 #include "llama-ridgefill-marks.h"
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -22,9 +23,15 @@ struct llama_ridgefill_selection {
     int32_t n_query;
 
     std::vector<llama_ridgefill_head> heads;
-    std::vector<std::vector<float>>   scores; // [number of heads][n_prompt]
+    std::vector<std::vector<float>>   scores;     // [number of heads][n_prompt]
+    std::vector<std::vector<float>>   scores_end; // the same for the queries of the last LLAMA_RIDGEFILL_N_END rows
 
     std::vector<ggml_tensor *> tensors; // scores by cell in the graph of the ubatch that is computed
+
+    // how many of the last n_last rows of the prompt are among the n_tokens rows that end at position `last`
+    int32_t n_of_last(int32_t n_last, llama_pos last, int32_t n_tokens) const {
+        return std::max(0, std::min(n_tokens, last + 1 - (n_prompt - n_last)));
+    }
 
     bool is_tail(llama_pos pos) const { return pos >= n_prompt - tail && pos < n_prompt; }
 
@@ -32,8 +39,9 @@ struct llama_ridgefill_selection {
     std::vector<llama_pos> choose(const llama_ridgefill_ranges & ranges) const;
 };
 
-// scores of the last rows of a ubatch at some heads: for each entry a tensor [n_kv, 1, n_head], the largest probability
-// that any of the queries gives to a cell; n_head is 1, or all heads of the layer
+// scores of the last n_query rows of a ubatch at some heads: for each entry a tensor [n_kv, 1, n_head], the largest
+// probability that any of the queries gives to a cell; n_head is 1, or all heads of the layer
+// n_end > 0: behind them along the last dimension the same for the last n_end rows
 // as the model computes it: same q, k, mask, scale, soft-capping and sinks
 std::vector<ggml_tensor *> llama_ridgefill_build_scores(
-        const llama_model & model, llm_graph_result & res, const std::vector<llama_ridgefill_head> & heads, int64_t n_query);
+        const llama_model & model, llm_graph_result & res, const std::vector<llama_ridgefill_head> & heads, int64_t n_query, int64_t n_end);

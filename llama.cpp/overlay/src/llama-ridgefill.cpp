@@ -272,7 +272,7 @@ int32_t llama_ridgefill_seq_select(
                         n_prompt, tail, params.n_query, params.budget, params.n_before, params.n_after));
         }
 
-        llama_ridgefill_selection cur = { params.type, n_prompt, std::min(tail, n_prompt), params.budget, params.n_before, params.n_after, std::min(params.n_query, tail), {}, {}, {} };
+        llama_ridgefill_selection cur = { params.type, n_prompt, std::min(tail, n_prompt), params.budget, params.n_before, params.n_after, std::min(params.n_query, tail), {}, {}, {}, {} };
         if (params.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
             const auto & cparams = ctx->get_cparams().ridgefill;
             const auto & hparams = cparams.maps->model.hparams;
@@ -297,6 +297,7 @@ int32_t llama_ridgefill_seq_select(
                 n_scores += it.head < 0 ? hparams.n_head(it.layer) : 1;
             }
             cur.scores.assign(n_scores, std::vector<float>(n_prompt, 0.0f));
+            cur.scores_end = cur.scores;
         }
         selections[seq_id] = std::move(cur);
         return 0;
@@ -315,8 +316,9 @@ int32_t llama_ridgefill_n_score_heads(const llama_context * ctx) {
     return ctx->ridgefill.selected_last.scores.size();
 }
 
-const float * llama_ridgefill_head_scores(const llama_context * ctx, int32_t i) {
-    const auto & scores = ctx->ridgefill.selected_last.scores;
+const float * llama_ridgefill_head_scores(const llama_context * ctx, int32_t i, bool end) {
+    const auto & last   = ctx->ridgefill.selected_last;
+    const auto & scores = end ? last.scores_end : last.scores;
     return i < 0 || i >= (int32_t) scores.size() ? nullptr : scores[i].data();
 }
 
