@@ -39,7 +39,10 @@ PIN_ARCHIVE := $(ENGINE)/download/$(shell sed -n 's/^archive *= *//p' llama.cpp/
 ENGINE_FILES := CMakeLists.txt pyproject.toml llama.cpp/PIN \
 	$(wildcard cmake/*.cmake) $(wildcard llama.cpp/patches/*.patch) $(shell find llama.cpp/overlay -type f)
 
-.PHONY: all build demo serve test lint wheel models bench-models bench bench-selected clean FORCE
+# any of them shows the reports that are tested
+BROWSERS := chromium chromium-headless-shell google-chrome
+
+.PHONY: all build demo serve test browser lint wheel models bench-models bench bench-selected clean FORCE
 .DELETE_ON_ERROR:
 
 all: build
@@ -126,7 +129,15 @@ bench-selected: bench-models
 # checks
 #
 
-test: $(VENV)/.package $(MODELS)/smollm2.gguf
+browser:
+	@for name in $(BROWSERS); do command -v $$name > /dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium-headless-shell; \
+	else \
+		echo "make test needs a browser: install chromium or chromium-headless-shell" >&2; exit 1; \
+	fi
+
+test: browser $(VENV)/.package $(MODELS)/smollm2.gguf
 	cmake --build $(ENGINE)/build --target ridgefill-tests ridgefill-stock
 	ctest --test-dir $(ENGINE)/build --output-on-failure
 	$(PY) -m pytest

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 from pyridgefill.errors import StatisticsError
 from pyridgefill.files import replacing
 from pyridgefill.maps.base import BaseModel
-from pyridgefill.maps.model import Site
+from pyridgefill.maps.model import TARGETS, Site
 from pyridgefill.statistics import Statistics
 from pyridgefill.sums import LeftOut, NormHistogram, Settings, SplitStatistics, Sums
 
@@ -60,10 +62,45 @@ def read_statistics(path: str | os.PathLike[str]) -> Statistics:
         If the file cannot be read, has another version, lacks an array, or holds one of a wrong shape or type
         or with values that are not finite; names the array.
     """
+    with _arrays(path) as arrays:
+        return _read(Path(path), arrays)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a statistics file says about itself: the model, splits, targets of the sums, and where they come from."""
+
+    base: BaseModel
+    splits: tuple[int, ...]
+    targets: tuple[str, ...]
+    provenance: dict[str, Any]
+
+
+def read_summary(path: str | os.PathLike[str]) -> Summary:
+    """Read a statistics file without its sums.
+
+    Raises
+    ------
+    StatisticsError
+        As for `read_statistics`.
+    """
+    with _arrays(path) as arrays:
+        header = _header(Path(path), arrays)
+        names = {str(site[1]) for entry in header["splits"] for site in entry["sites"]}
+        targets = tuple(
+            t for t in TARGETS if (t == "input" and "input" in names) or (t == "proj" and names - {"input"})
+        )
+        splits = tuple(sorted(int(entry["split"]) for entry in header["splits"]))
+        return Summary(BaseModel(**header["base"]), splits, targets, dict(header["provenance"]))
+
+
+@contextmanager
+def _arrays(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """An open file; what goes wrong while it is read is told as an error of the file."""
     file = Path(path)
     try:
         with np.load(file, allow_pickle=False) as arrays:
-            return _read(file, arrays)
+            yield arrays
     except OSError as error:
         raise StatisticsError(
             f"{file}: cannot read: {error.strerror or error}", "give a file made by collect"
@@ -72,12 +109,17 @@ def read_statistics(path: str | os.PathLike[str]) -> Statistics:
         raise StatisticsError(f"{file}: not a statistics file: {error}", "give a file made by collect") from error
 
 
-def _read(file: Path, arrays: Any) -> Statistics:
-    header = json.loads(arrays["header"].tobytes())
+def _header(file: Path, arrays: Any) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(arrays["header"].tobytes())
     if header["format_version"] != FORMAT_VERSION:
         raise StatisticsError(
             f"{file}: format_version: expected {FORMAT_VERSION}, found {header['format_version']}", "collect again"
         )
+    return header
+
+
+def _read(file: Path, arrays: Any) -> Statistics:
+    header = _header(file, arrays)
     base = BaseModel(**header["base"])
     splits = {}
     for entry in header["splits"]:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from pyridgefill.cli import common
-from pyridgefill.cli.eval_options import EvalOptions, with_options
+from pyridgefill.cli.eval_options import EvalOptions, run_jobs, with_options
 from pyridgefill.maps import read_base_model, read_maps
 
 
@@ -20,47 +20,22 @@ def bench(
 ) -> None:
     """Time to first token, exact and with maps in turns, with an empty cache."""
     # these load the native library
+    from pyridgefill.evaluation.lab import Lab
     from pyridgefill.evaluation.results import ResultFile
     from pyridgefill.evaluation.session import Session
-    from pyridgefill.evaluation.speed import measure_ttft
-    from pyridgefill.evaluation.text import text_windows
-    from pyridgefill.evaluation.variants import make_cell, resolve
+    from pyridgefill.evaluation.speed import speed_jobs
+    from pyridgefill.evaluation.variants import resolve
     from pyridgefill.machine import describe_machine
 
     results = ResultFile(options.json)
     config = resolve(options.config(), read_maps(options.maps))
     threads = options.threads or len(os.sched_getaffinity(0))
-    found = []
-    with (
-        Session(
-            options.model, n_ctx=max(options.lengths) + 8, n_threads=threads, n_gpu_layers=options.n_gpu_layers
-        ) as session,
-        common.progress_bar("runs") as bar,
-    ):
-        ways = 2 if config.select == "none" else 4
-        task = bar.add_task("bench", total=ways * repeats * len(options.lengths))
-        for length in options.lengths:
-            cell = {
-                "task": "ttft",
-                "model": options.model.name,
-                "model_bytes": options.model.stat().st_size,
-                "ctx": length,
-                "sink": config.sink,
-                "tail": config.tail,
-                "repeats": repeats,
-                **make_cell(config),
-            }
-            result = results.find(cell)
-            if result is None:
-                tokens = next(text_windows(session, length, corpus=options.corpus))
-                timing = measure_ttft(session, config, tokens, repeats=repeats, on_progress=lambda: bar.advance(task))
-                result = timing.to_dict()
-                results.add(
-                    cell,
-                    result,
-                    {"machine": describe_machine(threads), "n_layer": read_base_model(options.model).block_count},
-                )
-            found.append((cell, result))
+    info = {"machine": describe_machine(threads), "n_layer": read_base_model(options.model).block_count}
+    n_ctx = max(options.lengths) + 8
+    with Session(options.model, n_ctx=n_ctx, n_threads=threads, n_gpu_layers=options.n_gpu_layers) as session:
+        lab = Lab(options.model, session, results, info)
+        jobs = speed_jobs(config, lengths=options.lengths, repeats=repeats, corpus=options.corpus)
+        found = [(lab.cell(job), result) for job, result in run_jobs(lab, jobs)]
     if options.json is None:
         common.print_json([{"cell": cell, "result": result} for cell, result in found])
         return

@@ -22,7 +22,7 @@ stderr = Console(stderr=True, soft_wrap=True)
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's GGUF.")]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="File to write; replaced when complete.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print numbers as JSON.")]
-WeightTypeOption = Annotated[str, typer.Option("--type", help="Weight type: f32, f16, bf16 or q8_0.")]
+WeightTypeOption = Annotated[str, typer.Option("--type", help="Weight type: f32, f16, bf16, q8_0 or q4_0.")]
 TargetOption = Annotated[str, typer.Option("--target", help="What the maps predict: proj or input.")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,11 @@ def wilson(hits: int, n: int, confidence: float = CONFIDENCE) -> Interval:
         return Interval(float("nan"), 0.0, 1.0)
     found = stats.binomtest(hits, n).proportion_ci(confidence, method="wilson")
     return Interval(hits / n, float(found.low), float(found.high))
+
+
+def least_hits(hits: int, n: int) -> int:
+    """The fewest hits of n that are not below the 95 % Wilson interval of `hits` of n."""
+    return math.ceil(wilson(hits, n).low * n)
 
 
 def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ class ResultFile:
     def find(self, cell: Cell) -> dict[str, Any] | None:
         """The result of a finished cell."""
         return self._found.get(_key(cell))
+
+    def records(self) -> Iterator[tuple[Cell, dict[str, Any]]]:
+        """All cells with their results."""
+        for key, result in self._found.items():
+            yield json.loads(key), result
 
     def add(self, cell: Cell, result: dict[str, Any], info: dict[str, Any]) -> None:
         """Store a result; `info` is written with it and does not tell cells apart."""

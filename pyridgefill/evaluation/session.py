@@ -223,6 +223,14 @@ class Session(CaptureEngine):
         pairs = zip(borders[::2], borders[1::2], strict=True)
         return [(start, end) for start, end in pairs if start < end]
 
+    def reset_counters(self) -> None:
+        """Count rows and times anew."""
+        self._native.llama_ridgefill_reset_counters(self._context)
+
+    def filled_seconds(self) -> float:
+        """Time in which rows were filled since the counters were reset."""
+        return float(fill.counters(self._context).t_filled_us) / 1e6
+
     def extend(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Run tokens behind the last prompt, exact; the logits of each, `[n, n_vocab]`."""
         rows = self._decode(tokens, self._position, self._position)

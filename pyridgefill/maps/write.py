@@ -22,12 +22,19 @@ WEIGHT_TYPES = {
     "f16": GGMLQuantizationType.F16,
     "bf16": GGMLQuantizationType.BF16,
     "q8_0": GGMLQuantizationType.Q8_0,
+    "q4_0": GGMLQuantizationType.Q4_0,
 }
 
 _BLOCK = 32
 _ROWS_BYTES = 32 << 20
-# the scale of a q8_0 block is stored as f16
-_LARGEST = {"f32": float(np.finfo(np.float32).max), "f16": 65504.0, "bf16": 3.38e38, "q8_0": 65504.0 * 127}
+# the scale of a quantized block is stored as f16
+_LARGEST = {
+    "f32": float(np.finfo(np.float32).max),
+    "f16": 65504.0,
+    "bf16": 3.38e38,
+    "q8_0": 65504.0 * 127,
+    "q4_0": 65504.0 * 8,
+}
 
 
 def write_maps(path: str | os.PathLike[str], maps: MapSet, *, weight_type: str = "f16", alignment: int = 32) -> None:
@@ -40,7 +47,7 @@ def write_maps(path: str | os.PathLike[str], maps: MapSet, *, weight_type: str =
     maps
         The map set; its arrays are read by blocks of rows, so memory maps are never held in memory.
     weight_type
-        `f32`, `f16`, `bf16` or `q8_0`; biases are always f32.
+        `f32`, `f16`, `bf16`, `q8_0` or `q4_0`; biases are always f32.
     alignment
         Of tensor data in bytes, a power of two.
 
@@ -126,9 +133,10 @@ def _add_metadata(writer: GGUFWriter, maps: MapSet) -> None:
 
 def _add_tensor_info(writer: GGUFWriter, name: str, source: RowSource, weight_type: str) -> None:
     shape = tuple(int(size) for size in source.shape)
-    if weight_type == "q8_0" and shape[-1] % _BLOCK:
+    if weight_type in ("q8_0", "q4_0") and shape[-1] % _BLOCK:
         raise MapsError(
-            f"tensor {name}: q8_0 needs rows of a multiple of {_BLOCK}, found {shape[-1]}", "choose f16 or bf16"
+            f"tensor {name}: {weight_type} needs rows of a multiple of {_BLOCK}, found {shape[-1]}",
+            "choose f16 or bf16",
         )
     raw_type = WEIGHT_TYPES[weight_type]
     if weight_type in ("f32", "f16"):

@@ -100,7 +100,9 @@ def assert_same(written: MapSet, read: MapSet, tolerance: float = 0.0) -> None:
             np.testing.assert_allclose(theirs.tensors()[name][:], source[:], atol=limit, rtol=limit)
 
 
-@pytest.mark.parametrize(("weight_type", "tolerance"), [("f32", 0), ("f16", 1e-3), ("bf16", 8e-3), ("q8_0", 2e-2)])
+@pytest.mark.parametrize(
+    ("weight_type", "tolerance"), [("f32", 0), ("f16", 1e-3), ("bf16", 8e-3), ("q8_0", 2e-2), ("q4_0", 0.4)]
+)
 @pytest.mark.parametrize("rank", [0, 32])
 def test_round_trip(tmp_path: Path, weight_type: str, tolerance: float, rank: int) -> None:
     path = tmp_path / "Карты 地図 😀.gguf"
@@ -111,7 +113,7 @@ def test_round_trip(tmp_path: Path, weight_type: str, tolerance: float, rank: in
     assert all(kind == ("f32" if name.endswith("bias") else weight_type) for name, kind in stored.items())
     # what was read can be written again, to the same bytes
     write_maps(tmp_path / "again.gguf", read, weight_type=weight_type)
-    if weight_type != "q8_0":
+    if weight_type not in ("q8_0", "q4_0"):
         assert (tmp_path / "again.gguf").read_bytes() == path.read_bytes()
 
 
@@ -179,6 +181,7 @@ def test_tensors_are_streamed(tmp_path: Path) -> None:
     [
         ("f16", 70000.0, "value 70000 is too large for f16"),
         ("q8_0", 1e8, "value 1e\\+08 is too large for q8_0"),
+        ("q4_0", 1e6, "value 1e\\+06 is too large for q4_0"),
         ("f32", 1e39, "value 1e\\+39 is too large for f32"),
         ("bf16", np.nan, "value that is not finite"),
         ("f32", -np.inf, "value that is not finite"),

@@ -12,7 +12,7 @@ from synthetic import BASE, SITES, SPLITS, WIDTH, activations, collected, part
 from pyridgefill.errors import StatisticsError
 from pyridgefill.maps import Site
 from pyridgefill.statistics import Statistics, estimate_bytes, merge
-from pyridgefill.statistics_file import read_statistics, write_statistics
+from pyridgefill.statistics_file import read_statistics, read_summary, write_statistics
 from pyridgefill.sums import NormHistogram, Settings, Sums
 
 ARRAYS = ("xx", "yx", "x", "y", "yy")
@@ -142,6 +142,20 @@ def test_file_keeps_every_bit(tmp_path: Path) -> None:
     assert again.progress == statistics.progress
     assert again.splits[2].sites == statistics.splits[2].sites
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_summary_tells_model_splits_and_targets(tmp_path: Path) -> None:
+    statistics = collected(activations(20, 1))
+    statistics.provenance = {"tokens": 20}
+    write_statistics(tmp_path / "sums.npz", statistics)
+    summary = read_summary(tmp_path / "sums.npz")
+    assert summary.base == BASE
+    assert summary.splits == tuple(sorted(SPLITS))
+    assert summary.targets == ("proj", "input")
+    assert summary.provenance == {"tokens": 20}
+    (tmp_path / "bad.npz").write_bytes(b"no sums")
+    with pytest.raises(StatisticsError, match="not a statistics file"):
+        read_summary(tmp_path / "bad.npz")
 
 
 def test_going_on_from_a_file_gives_the_same_bits(tmp_path: Path) -> None:

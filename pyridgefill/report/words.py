@@ -1,0 +1,44 @@
+"""Numbers and settings as a reader wants them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def times(ratio: float) -> str:
+    """A ratio of times."""
+    return f"{ratio:.2f} ×"
+
+
+def percent(share: float) -> str:
+    """A share."""
+    return f"{100 * share:.0f} %"
+
+
+def signed_percent(share: float) -> str:
+    """A change."""
+    return f"{100 * share:+.1f} %"
+
+
+def interval(value: dict[str, Any], form: str, key: str = "value") -> str:
+    """A value and its interval, which one sample alone does not have."""
+    low, high = value.get("low"), value.get("high")
+    shown = format(value[key], form)
+    return shown if low is None or high is None else f"{shown} ({low:{form}} to {high:{form}})"
+
+
+def maps_words(point: dict[str, Any]) -> str:
+    """Target, rank and type of maps."""
+    rank = f", rank {point['rank']}" if point["rank"] else ""
+    return f"{point['target']}{rank}, {point['type']}"
+
+
+def describe(point: dict[str, Any]) -> str:
+    """Split and selection of a setting."""
+    selected = f"{100 * point['budget']:g} % selected" if point["budget"] else "nothing selected"
+    return f"split {point['split']}, {selected}, tail {point['tail']}"
+
+
+def size(count: int) -> str:
+    """Bytes."""
+    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"

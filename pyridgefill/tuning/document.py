@@ -1,0 +1,227 @@
+"""The JSON behind a report: everything that was measured and decided, as `report.schema.json` describes it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from pyridgefill import __version__
+from pyridgefill.evaluation.far_loss import DEFAULT_THRESHOLD, default_near
+from pyridgefill.evaluation.intervals import wilson
+from pyridgefill.evaluation.lab import Result
+from pyridgefill.evaluation.results import ResultFile, plain
+from pyridgefill.evaluation.variants import BASELINES
+from pyridgefill.maps import BaseModel
+from pyridgefill.tuning.grid import Point
+from pyridgefill.tuning.rules import SAME_SPEED
+from pyridgefill.tuning.sweep import Measured, Sweep
+
+FORMAT = 1
+
+
+def make_document(
+    sweep: Sweep,
+    base: BaseModel,
+    *,
+    machine: dict[str, Any],
+    provenance: dict[str, Any],
+    command: Sequence[str],
+    seeds: dict[str, int],
+    splices: ResultFile,
+) -> dict[str, Any]:
+    """Put a finished sweep into words and numbers.
+
+    Parameters
+    ----------
+    sweep
+        After `run`.
+    base
+        Of the model.
+    machine
+        From `describe_machine`.
+    provenance
+        Of the sums that maps are fitted from.
+    command
+        That made the report.
+    seeds
+        Of every random choice.
+    splices
+        Results of `pyridgefill eval splice`; those of other models are left out.
+    """
+    assert sweep.recommendation is not None
+    plan, sink = sweep.plan, sweep.setting.sink
+    best = _find(sweep, sweep.recommendation.trial.point)
+    document = {
+        "format": FORMAT,
+        "pyridgefill": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(command),
+        "model": {
+            "file": sweep.lab.model.name,
+            "bytes": sweep.lab.model.stat().st_size,
+            "architecture": base.architecture,
+            "layers": base.block_count,
+            "embedding": base.embedding_length,
+            "vocabulary": base.vocab_size,
+        },
+        "machine": machine,
+        "statistics": {
+            "file": sweep.statistics.name,
+            "tokens": provenance.get("tokens", 0),
+            "corpora": provenance.get("corpora", []),
+        },
+        "settings": {
+            **{key: list(value) for key, value in asdict(plan.grid).items()},
+            "ctx": list(plan.lengths),
+            "kinds": list(plan.kinds),
+            "needles": plan.needles,
+            "keys": plan.keys,
+            "texts": plan.texts,
+            "repeats": plan.repeats,
+            "sink": sink,
+            "near": {str(tail): default_near(tail) for tail in plan.grid.tails},
+            "threshold": DEFAULT_THRESHOLD,
+            "corpus": sweep.setting.corpus,
+            "max_loss_increase": plan.max_loss_increase,
+            "same_speed": SAME_SPEED,
+        },
+        "seeds": seeds,
+        "baselines": {name: BASELINES[name] for name in plan.baselines},
+        "maps": _maps(sweep.measured),
+        "points": [_point(item, sweep) for item in sweep.measured],
+        "stopped": [
+            {"tail": stop.tail, "budget": stop.budget, "splits": list(stop.splits), "reason": stop.reason}
+            for stop in sweep.stopped
+        ],
+        "breakdown": [{"ctx": ctx, **_breakdown(timing)} for ctx, timing in sorted(sweep.parts.items())],
+        "splices": list(_splices(splices, sweep)),
+        "recommended": {
+            "point": sweep.measured.index(best),
+            "accepted": sweep.recommendation.accepted,
+            "reason": sweep.recommendation.reason,
+            "command": shlex.join(server_command(sweep, best)),
+        },
+    }
+    return dict(plain(document))
+
+
+def server_command(sweep: Sweep, best: Measured) -> list[str]:
+    """`llama-server` with the recommended setting; paths as they were given."""
+    assert best.point is not None
+    assert best.maps is not None
+    point, maps = best.point, sweep.store.path(best.maps)
+    options = {
+        "-m": str(sweep.lab.model),
+        "--ridgefill-maps": str(maps),
+        "--ridgefill-split": str(point.split),
+        "--ridgefill-tail": str(point.tail),
+        "--ridgefill-sink": str(sweep.setting.sink),
+        "--ridgefill-select": point.select,
+    }
+    if point.budget:
+        options["--ridgefill-budget"] = f"{point.budget:g}"
+        options["--ridgefill-heads"] = ",".join(f"{layer}.{head}" for layer, head in best.heads)
+    return ["llama-server", *(part for option in options.items() for part in option)]
+
+
+def _find(sweep: Sweep, point: Point) -> Measured:
+    return next(item for item in sweep.measured if item.point == point and item.name == "fill")
+
+
+def _maps(measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Each maps file once."""
+    files: dict[str, dict[str, Any]] = {}
+    for item in measured:
+        if item.maps is not None and item.point is not None and item.maps["file"] not in files:
+            point = item.point
+            kind = {"target": point.target, "rank": point.rank, "type": point.weight_type}
+            files[item.maps["file"]] = {**item.maps, **kind}
+    return list(files.values())
+
+
+def _point(item: Measured, sweep: Sweep) -> dict[str, Any]:
+    point: dict[str, Any] = {"role": item.role, "variant": item.name, "tail": item.tail}
+    if item.point is not None:
+        settings = item.point
+        point |= {"split": settings.split, "budget": settings.budget, "select": settings.select}
+        if item.maps is not None:
+            point |= {"target": settings.target, "rank": settings.rank, "type": settings.weight_type}
+            point |= {"maps": item.maps["file"], "heads": [f"{layer}.{head}" for layer, head in item.heads]}
+            trial = next(trial for trial in sweep.trials if trial.point == settings)
+            point["faults"] = trial.faults(sweep.plan.max_loss_increase)
+    point["lengths"] = [{"ctx": ctx, **_numbers(tasks)} for ctx, tasks in sorted(item.results.items())]
+    return point
+
+
+def _numbers(tasks: dict[str, list[Result]]) -> dict[str, Any]:
+    """What a report shows of one way at one length."""
+    needles = tasks["needle"]
+    hits, prompts = sum(item["hits"] for item in needles), sum(item["prompts"] for item in needles)
+    found: dict[str, Any] = {
+        "needles": {"hits": hits, "prompts": prompts, **asdict(wilson(hits, prompts))},
+        "depths": _by_depth(needles),
+    }
+    (kld,), (losses,) = tasks["kld"], tasks["far-loss"]
+    found["loss"] = kld["loss"]
+    if "tail" in kld:
+        found["kl"], found["kl_99"], found["top1"] = kld["tail"]["kl"], kld["tail"]["kl_99"], kld["tail"]["top1"]
+    if "groups" in losses:
+        found["losses"] = losses["groups"]
+    if "mcnemar_p" in needles[0] and len(needles) == 1:
+        found["needles"]["mcnemar_p"] = needles[0]["mcnemar_p"]
+    if "ttft" in tasks:
+        (timing,) = tasks["ttft"]
+        found["ttft"] = {
+            "ratio": timing["ratio"],
+            "low": min(timing["ratios"]),
+            "high": max(timing["ratios"]),
+            "pairs": len(timing["ratios"]),
+            "filled_rows": timing["n_filled"],
+            "selected_rows": timing["n_selected"],
+            "exact_seconds": timing["seconds"]["exact"],
+            "fill_seconds": timing["seconds"]["fill"],
+        }
+    return found
+
+
+def _by_depth(needles: Sequence[Result]) -> list[dict[str, Any]]:
+    """Hits by depth, kinds together."""
+    counts: dict[float, tuple[int, int]] = {}
+    for result in needles:
+        for item in result["by_depth"]:
+            hits, prompts = counts.get(item["depth"], (0, 0))
+            counts[item["depth"]] = hits + round(item["value"] * item["prompts"]), prompts + item["prompts"]
+    return [
+        {"depth": depth, "hits": hits, "prompts": prompts, **asdict(wilson(hits, prompts))}
+        for depth, (hits, prompts) in sorted(counts.items())
+    ]
+
+
+def _breakdown(timing: Result) -> dict[str, Any]:
+    """Seconds of one prompt by what they are spent on, medians over repetitions."""
+    seconds = timing["seconds"]
+    plain_runs = seconds["plain"] or seconds["fill"]
+    filled = _median(timing["filled_seconds"])
+    parts = {"lower layers and maps": filled, "tail": _median(plain_runs) - filled}
+    if seconds["empty"]:
+        parts["scores and states"] = max(0.0, _median(seconds["empty"]) - _median(seconds["plain"]))
+        parts["selected rows"] = max(0.0, _median(seconds["fill"]) - _median(seconds["empty"]))
+    return {"exact": _median(seconds["exact"]), "fill": _median(seconds["fill"]), "parts": parts}
+
+
+def _splices(results: ResultFile, sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """What exact parts recover and filled ones cause, of this model's own maps."""
+    for cell, result in results.records():
+        wanted = cell.get("task") == "splice" and cell.get("model_bytes") == sweep.lab.model.stat().st_size
+        if wanted and "into" in cell and cell.get("variant", "fill") == "fill":
+            keys = ("ctx", "tail", "split", "into", "components", "layers")
+            yield {**{key: cell[key] for key in keys}, "share": result["share"]}
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

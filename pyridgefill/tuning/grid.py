@@ -1,0 +1,90 @@
+"""The settings that are tried, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pyridgefill.errors import RidgeFillError
+from pyridgefill.maps.model import Target
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting.
+
+    Attributes
+    ----------
+    split, tail
+        As in `RidgeFillConfig`.
+    budget
+        Share of the filled rows that attention selects, 0: none.
+    target, rank, weight_type
+        Of the maps.
+    """
+
+    split: int
+    tail: int
+    budget: float
+    target: Target = "proj"
+    rank: int = 0
+    weight_type: str = "f16"
+
+    @property
+    def select(self) -> str:
+        """How rows are selected."""
+        return "attention" if self.budget else "none"
+
+    def __str__(self) -> str:
+        """For people."""
+        maps = f"{self.target} maps, {f'rank {self.rank}, ' if self.rank else ''}{self.weight_type}"
+        return f"split {self.split}, {self.selected}, tail {self.tail}, {maps}"
+
+    @property
+    def selected(self) -> str:
+        """The budget in words."""
+        return f"{100 * self.budget:g} % selected" if self.budget else "nothing selected"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Candidates of each dimension; the first target, rank and type are those of the sweep.
+
+    Raises
+    ------
+    RidgeFillError
+        If a dimension is empty, or a budget is no share.
+    """
+
+    splits: tuple[int, ...]
+    budgets: tuple[float, ...]
+    tails: tuple[int, ...]
+    targets: tuple[Target, ...] = ("proj",)
+    ranks: tuple[int, ...] = (0,)
+    types: tuple[str, ...] = ("f16",)
+
+    def __post_init__(self) -> None:
+        for name in ("splits", "budgets", "tails", "targets", "ranks", "types"):
+            if not getattr(self, name):
+                raise RidgeFillError(f"--{name}: nothing to try", "give at least one value")
+        for budget in self.budgets:
+            if not 0 <= budget <= 1:
+                raise RidgeFillError(f"--budgets: {budget:g} is no share of the filled rows", "give shares like 0,0.05")
+
+    def families(self) -> list[list[Point]]:
+        """Settings that differ in the split only, from the highest split down, for each tail and budget."""
+        target, rank, weight_type = self.targets[0], self.ranks[0], self.types[0]
+        return [
+            [Point(split, tail, budget, target, rank, weight_type) for split in sorted(self.splits, reverse=True)]
+            for tail in sorted(self.tails)
+            for budget in sorted(self.budgets, reverse=True)
+        ]
+
+    def neighbours(self, point: Point) -> Iterator[tuple[str, Point]]:
+        """Settings that differ from one in its maps, in one dimension at a time: the dimension and the setting."""
+        for target in self.targets[1:]:
+            yield "target", replace(point, target=target)
+        for rank in self.ranks[1:]:
+            yield "rank", replace(point, rank=rank)
+        for weight_type in self.types[1:]:
+            yield "type", replace(point, weight_type=weight_type)

@@ -1,0 +1,170 @@
+"""Maps of a sweep: fitted when they are first wanted, kept in a folder, and found there by a later run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pyridgefill.config import RidgeFillConfig
+from pyridgefill.evaluation.heads import find_heads
+from pyridgefill.evaluation.jobs import file_name
+from pyridgefill.evaluation.results import ResultFile
+from pyridgefill.fit import FitOptions, fit_maps
+from pyridgefill.maps import MapSet, Recommended, RetrievalHead, write_maps
+from pyridgefill.maps.model import Target
+from pyridgefill.statistics import Statistics
+from pyridgefill.statistics_file import read_statistics
+
+# called with what is done, and with steps done and all of them
+OnStep = Callable[[str, int, int], None]
+
+
+class MapStore:
+    """Fits maps from sums, with retrieval heads.
+
+    Parameters
+    ----------
+    model, statistics
+        The model's GGUF, and sums that were collected from it.
+    folder
+        Takes the maps files.
+    results
+        Where heads, and what the files hold, are noted.
+    recommended
+        Sink, tail and shortest prompt to store in the files; heads are found with them.
+    prompts
+        For `find_heads`.
+    on_step
+        Called while maps are fitted and heads are searched.
+    **options
+        For the engine.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        statistics: Path,
+        folder: Path,
+        results: ResultFile,
+        *,
+        recommended: Recommended,
+        prompts: int,
+        on_step: OnStep,
+        **options: Any,
+    ) -> None:
+        self._model, self._statistics, self._folder, self._results = model, statistics, folder, results
+        self._recommended, self._prompts, self._on_step, self._options = recommended, prompts, on_step, options
+        self._sums: Statistics | None = None
+        self._fits: dict[FitOptions, MapSet] = {}
+        self._base = {"model": model.name, "model_bytes": model.stat().st_size, "statistics": file_name(statistics)}
+
+    @property
+    def sums(self) -> Statistics:
+        """The sums, read once."""
+        if self._sums is None:
+            self._on_step("read statistics", 0, 1)
+            self._sums = read_statistics(self._statistics)
+            self._on_step("read statistics", 1, 1)
+        return self._sums
+
+    def get(
+        self, splits: tuple[int, ...], target: Target, rank: int, weight_type: str, heads: list[RetrievalHead] | None
+    ) -> dict[str, Any]:
+        """Maps of some splits.
+
+        Parameters
+        ----------
+        splits, target, rank, weight_type
+            What is wanted.
+        heads
+            To store; None finds them.
+
+        Returns
+        -------
+        dict
+            `file` (its name), `bytes`, `digest`, `r2` by map, `heads`.
+        """
+        cell: dict[str, Any] = {"task": "maps", **self._base, "splits": list(splits), "target": target, "rank": rank}
+        cell |= {"type": weight_type, "sink": self._recommended.sink, "tail": self._recommended.tail}
+        cell["heads"] = self._prompts if heads is None else [[item.split, item.layer, item.head] for item in heads]
+        name = f"{target}{f'-r{rank}' if rank else ''}-{weight_type}-{'-'.join(map(str, splits))}.ridgefill.gguf"
+        path = self._folder / name
+        found = self._results.find(cell)
+        if found is not None and path.is_file() and _digest(path) == found["digest"]:
+            return found
+        maps = self._fit(splits, target, rank)
+        if heads is None:
+            # what heads find does not depend on how good the maps are
+            write_maps(path, maps, weight_type=weight_type)
+            heads = self._find_heads(splits, path)
+        maps = replace(maps, heads=tuple(heads))
+        write_maps(path, maps, weight_type=weight_type)
+        result = {
+            "file": name,
+            "bytes": path.stat().st_size,
+            "digest": _digest(path),
+            "r2": [{"split": item.split, "layer": item.layer, "site": item.site, "r2": item.r2} for item in maps.maps],
+            "heads": [asdict(item) for item in maps.heads],
+            "parameters": sum(source.shape[0] * (source.shape[1] if len(source.shape) > 1 else 1)
+                              for item in maps.maps for source in item.tensors().values()),
+        }  # fmt: skip
+        if found is None:
+            self._results.add(cell, result, {})
+        stored = self._results.find(cell)
+        assert stored is not None
+        return stored
+
+    def path(self, maps: dict[str, Any]) -> Path:
+        """The file of what `get` returned."""
+        return self._folder / str(maps["file"])
+
+    def _fit(self, splits: tuple[int, ...], target: Target, rank: int) -> MapSet:
+        options = FitOptions(target, rank)
+        whole = self._fits.get(options)
+        if whole is None or not set(splits) <= {item.layer for item in whole.splits}:
+            whole = fit_maps(
+                self.sums,
+                options,
+                splits=splits,
+                recommended=self._recommended,
+                progress=lambda done, total: self._on_step("fit maps", done, total),
+            )
+            self._fits[options] = whole
+        return replace(
+            whole,
+            splits=tuple(item for item in whole.splits if item.layer in splits),
+            maps=tuple(item for item in whole.maps if item.split in splits),
+            recommended=replace(self._recommended, split=splits[0]),
+        )
+
+    def _find_heads(self, splits: tuple[int, ...], path: Path) -> list[RetrievalHead]:
+        tail, sink = self._recommended.tail, self._recommended.sink
+        cell = {"task": "heads", **self._base, "splits": list(splits), "sink": sink, "tail": tail}
+        cell |= {"prompts": self._prompts, "seed": 0}
+        del cell["statistics"]
+        found = self._results.find(cell)
+        if found is None:
+            heads = find_heads(
+                self._model,
+                RidgeFillConfig(path, sink=sink, tail=tail),
+                splits=splits,
+                prompts=self._prompts,
+                on_progress=lambda done, total: self._on_step("find retrieval heads", done, total),
+                **self._options,
+            )
+            self._results.add(cell, {"heads": [asdict(head) for head in heads]}, {})
+            return heads
+        return to_heads(found["heads"])
+
+
+def to_heads(items: list[dict[str, Any]]) -> list[RetrievalHead]:
+    """Heads as results hold them."""
+    return [RetrievalHead(**(item | {"recall": tuple(item["recall"])})) for item in items]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:16]

@@ -1,0 +1,126 @@
+"""Which settings a sweep tries, when it stops, and what it recommends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyridgefill.errors import RidgeFillError
+from pyridgefill.evaluation.intervals import least_hits, wilson
+from pyridgefill.tuning.grid import Grid, Point
+from pyridgefill.tuning.rules import Outcome, Trial, recommend, stops, walk
+
+# 18 of 20 found by the exact model: 14 are not below its interval
+EXACT, LEAST = 18, 14
+
+
+def outcome(
+    hits: int = 18, loss: float = 0.01, far: float | None = 0.05, ratio: float = 1.5, ctx: int = 2048
+) -> Outcome:
+    return Outcome(ctx, hits, 20, EXACT, loss, far, ratio)
+
+
+def trial(split: int, *outcomes: Outcome, budget: float = 0.1) -> Trial:
+    return Trial(Point(split, 256, budget), outcomes)
+
+
+def test_least_hits_is_the_end_of_the_interval() -> None:
+    assert least_hits(EXACT, 20) == LEAST
+    assert (LEAST - 1) / 20 < wilson(EXACT, 20).low <= LEAST / 20
+    assert least_hits(0, 20) == 0
+
+
+def test_families_go_down() -> None:
+    grid = Grid((10, 18, 15), (0, 0.1), (512, 256), ("proj", "input"), (0, 64), ("f16", "q8_0"))
+    families = grid.families()
+    assert [(family[0].tail, family[0].budget) for family in families] == [(256, 0.1), (256, 0), (512, 0.1), (512, 0)]
+    for family in families:
+        assert [point.split for point in family] == [18, 15, 10]
+        assert {(point.target, point.rank, point.weight_type) for point in family} == {("proj", 0, "f16")}
+    found = list(grid.neighbours(families[0][1]))
+    assert [(role, point.target, point.rank, point.weight_type) for role, point in found] == [
+        ("target", "input", 0, "f16"), ("rank", "proj", 64, "f16"), ("type", "proj", 0, "q8_0"),
+    ]  # fmt: skip
+    assert {(point.split, point.tail, point.budget) for _, point in found} == {(15, 256, 0.1)}
+
+
+@pytest.mark.parametrize(("name", "value"), [("splits", ()), ("budgets", (1.5,)), ("types", ())])
+def test_grids_that_cannot_be_tried(name: str, value: tuple[object, ...]) -> None:
+    with pytest.raises(RidgeFillError, match=f"--{name}"):
+        replace(Grid((10,), (0,), (256,)), **{name: value})
+
+
+def test_a_split_that_loses_needles_stops_those_below() -> None:
+    hits = {18: 17, 15: LEAST, 12: LEAST - 1, 10: 20}
+    family = [Point(split, 256, 0.1) for split in hits]
+    asked: list[int] = []
+
+    def measure(point: Point) -> Trial:
+        asked.append(point.split)
+        return Trial(point, (outcome(hits[point.split]),))
+
+    trials, left, reason = walk(family, measure)
+    assert asked == [18, 15, 12], "the split that fails is measured, no lower one"
+    assert [item.point.split for item in trials] == asked
+    assert [point.split for point in left] == [10]
+    assert reason == "split 12 found 13 of 20 needles at 2048 tokens, exact 18"
+
+
+def test_any_length_stops() -> None:
+    assert not stops(trial(15, outcome(), outcome(LEAST, ctx=4096)))
+    assert "at 4096 tokens" in stops(trial(15, outcome(), outcome(LEAST - 1, ctx=4096)))
+    # loss alone does not: it grows slowly
+    assert not stops(trial(15, outcome(loss=0.5)))
+
+
+def test_the_last_split_stops_nothing() -> None:
+    trials, left, reason = walk([Point(10, 256, 0.1)], lambda point: Trial(point, (outcome(0),)))
+    assert (len(trials), left, reason) == (1, [], "")
+
+
+def test_the_fastest_good_setting_wins() -> None:
+    best = trial(12, outcome(ratio=1.7))
+    found = recommend([
+        trial(18, outcome(ratio=1.3)),
+        best,
+        trial(10, outcome(hits=LEAST - 1, ratio=1.9)),
+        trial(9, outcome(loss=0.031, ratio=2.0)),
+    ])  # fmt: skip
+    assert found.accepted
+    assert found.trial is best
+    assert found.reason.startswith("The fastest of 2 settings that are as good as exact: 18 of 20 needles (18 exact)")
+
+
+def test_among_equally_fast_settings_far_tokens_decide() -> None:
+    fastest, close = trial(12, outcome(ratio=1.70, far=0.2)), trial(12, outcome(ratio=1.68, far=0.1))
+    slower = trial(15, outcome(ratio=1.60, far=0.0))
+    found = recommend([fastest, close, slower])
+    assert found.trial is close
+    assert found.reason.startswith("Of 2 equally fast settings")
+
+
+def test_the_longest_prompts_decide_about_speed() -> None:
+    flat = trial(15, outcome(ratio=1.6), outcome(ratio=1.6, ctx=8192))
+    grows = trial(18, outcome(ratio=1.2), outcome(ratio=1.8, ctx=8192))
+    assert recommend([flat, grows]).trial is grows
+
+
+def test_what_is_slower_than_exact_is_not_good() -> None:
+    found = recommend([trial(18, outcome(ratio=0.9))])
+    assert not found.accepted
+    assert "first token 0.90 times as fast" in found.reason
+
+
+def test_without_a_good_setting_the_closest_is_shown() -> None:
+    most = trial(15, outcome(hits=12, far=0.3))
+    found = recommend([trial(12, outcome(hits=5)), most, trial(15, outcome(hits=12, far=0.5), budget=0.05)])
+    assert found.trial is most
+    assert not found.accepted
+    assert found.reason == (
+        "No setting was as good as exact. This one came closest: 12 of 20 needles at 2048 tokens, at least 14 wanted."
+    )
+
+
+def test_lengths_without_far_tokens_count_with_all_tokens() -> None:
+    assert trial(12, outcome(far=None, loss=0.02), outcome(far=0.04, ctx=4096)).far == pytest.approx(0.03)
