@@ -100,7 +100,7 @@ def tune(
     from pyridgefill.evaluation.lab import Lab
     from pyridgefill.evaluation.results import ResultFile
     from pyridgefill.evaluation.session import Session
-    from pyridgefill.evaluation.variants import BASELINES
+    from pyridgefill.evaluation.variants import BASELINES, n_sequences
     from pyridgefill.machine import describe_machine
     from pyridgefill.tuning.document import make_document
     from pyridgefill.tuning.maps import MapStore
@@ -119,7 +119,7 @@ def tune(
     with (
         tempfile.TemporaryDirectory(prefix="ridgefill-") as temporary,
         common.progress_bar() as bar,
-        Session(model, n_ctx=max(lengths) + _ANSWER_ROOM, **engine) as session,
+        Session(model, n_ctx=max(lengths) + _ANSWER_ROOM, n_sequences=n_sequences(chosen), **engine) as session,
     ):
         store = MapStore(
             model, statistics, folder, results, recommended=recommended, prompts=head_prompts,

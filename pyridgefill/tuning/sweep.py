@@ -12,7 +12,7 @@ from pyridgefill.evaluation.far_loss import DEFAULT_THRESHOLD, default_near
 from pyridgefill.evaluation.jobs import Setting, far_loss_jobs, kld_jobs, needle_jobs
 from pyridgefill.evaluation.lab import Job, Lab, Result
 from pyridgefill.evaluation.speed import speed_jobs
-from pyridgefill.evaluation.variants import Variant, make_cell, make_variants, resolve
+from pyridgefill.evaluation.variants import NEUTRAL, Variant, make_cell, make_variants, resolve
 from pyridgefill.maps import RetrievalHead, read_maps
 from pyridgefill.tuning.grid import Grid, Point
 from pyridgefill.tuning.maps import MapStore, to_heads
@@ -176,9 +176,14 @@ class Sweep:
             made = self.store.get((point.split,), other.target, other.rank, other.weight_type, heads)
             others.append((role, other, made, self._config(other, made)))
         variants = [_variant("fill", config) for *_, config in others]
-        baselines = make_variants(
-            self.lab.model, self._config(point, maps), self.plan.baselines, self.folder, statistics=self.statistics
-        )[2:]
+        config = self._config(point, maps)
+        # rows of a neutral text cannot run again: that baseline goes without selection
+        plain = [name for name in self.plan.baselines if name == NEUTRAL]
+        selecting = [name for name in self.plan.baselines if name != NEUTRAL]
+        baselines = [
+            *make_variants(self.lab.model, config, selecting, self.folder, statistics=self.statistics)[2:],
+            *make_variants(self.lab.model, replace(config, select="none", heads=()), plain, self.folder)[2:],
+        ]
         bench = self._bench(point.tail, [_EXACT, *variants, *baselines], "neighbours")
         sizes = sum(job.size for job in bench if job.variant is _EXACT)
         timing = 2 * self.plan.repeats * len(self.plan.lengths)
