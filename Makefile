@@ -123,7 +123,7 @@ bench-selected: bench-models
 	scripts/bench_selected.sh $(VENV)/bin/pyridgefill $(MODELS)/qwen2.5-coder-0.5b.gguf $(BUILD)/bench \
 		benchmarks/results/qwen2.5-coder-0.5b-selected.jsonl 10 4096 8192
 	scripts/bench_selected.sh $(VENV)/bin/pyridgefill $(MODELS)/smollm2.gguf $(BUILD)/bench \
-		benchmarks/results/smollm2-selected.jsonl 18 4096 8000
+		benchmarks/results/smollm2-selected.jsonl 15 4096 8000
 
 #
 # checks

@@ -106,6 +106,8 @@ def _arrays(path: str | os.PathLike[str]) -> Iterator[Any]:
             f"{file}: cannot read: {error.strerror or error}", "give a file made by collect"
         ) from error
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError) as error:
+        if not zipfile.is_zipfile(file):
+            raise StatisticsError(f"{file}: not a statistics file", "give a file made by collect") from error
         raise StatisticsError(f"{file}: not a statistics file: {error}", "give a file made by collect") from error
 
 

@@ -49,7 +49,10 @@ def splice(
     from pyridgefill.evaluation.splice import DIRECTIONS, SpliceSession, SpliceVariant
 
     if options.select not in ("", "none"):
-        raise RidgeFillError(f"--select {options.select}", "splice tests change filled rows, selected ones are none")
+        raise RidgeFillError(
+            f"--select {options.select}: splice tests change filled rows, and selected rows are not filled",
+            "leave out --select",
+        )
     for name, reason in _REFUSED.items():
         if name in (options.baseline or []):
             raise RidgeFillError(f"--baseline {name}", reason)

@@ -15,6 +15,7 @@ app = typer.Typer(
     name="eval",
     help="Measure what fill costs in quality: exact, filled and baseline runs of the same prompts.",
     no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 KindsOption = Annotated[

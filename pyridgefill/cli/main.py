@@ -21,6 +21,7 @@ app = typer.Typer(
     help="A sooner first token for llama.cpp: calibrate, pack and inspect maps, and serve with them.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # brackets in help texts are meant
     pretty_exceptions_enable=False,
 )
 
@@ -62,7 +63,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         result = typer.main.get_command(app)(args=list(arguments), prog_name="pyridgefill", standalone_mode=False)
     except typer.TyperException as error:
-        return _fail(error.format_message(), error.exit_code, hint="see --help")
+        # without a command the help has been shown, and there is no message
+        return _fail(error.format_message() or "a command is missing", error.exit_code, hint="see --help")
     except RidgeFillError as error:
         if debug:
             raise

@@ -11,6 +11,7 @@ from support.families import FAMILIES
 from support.oracle import oracle
 
 # before any test module imports the bindings
+os.environ["COLUMNS"] = "200"  # tables of commands do not wrap
 os.environ["LLAMA_CPP_LIB_PATH"] = str(paths.engine_library())
 
 
