@@ -204,6 +204,8 @@ def test_what_cannot_be_selected(workshop: Any) -> None:
                 ctx.select(0, "attention", N, TAIL, 8, heads=heads)
         with pytest.raises(capi.RefusedError, match="at most 32 heads"):
             ctx.select(0, "attention", N, TAIL, 8, heads=[(0, 0)] * 33)
+        with pytest.raises(capi.RefusedError, match=r"a prompt of at most 2048 rows as the context .* found 2147483647"):
+            ctx.select(0, "attention", 2**31 - 1, TAIL, 8, heads=HEADS)
         with pytest.raises(capi.RefusedError, match="no retrieval heads"):
             ctx.select(0, "attention", N, TAIL, 8)
         ctx.mark(0, (SINK, N - TAIL))
