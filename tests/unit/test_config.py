@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyridgefill.cli.eval_options import EvalOptions
 from pyridgefill.config import RidgeFillConfig
+from pyridgefill.errors import RidgeFillError
 
 MOST = 2**31 - 1
 
@@ -32,3 +35,10 @@ def test_budgets_that_are_no_number_of_rows(budget: float) -> None:
 def test_pools_and_heads_that_do_not_fit(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"RidgeFillConfig\.{next(iter(wrong))}: expected"):
         RidgeFillConfig(**wrong)
+
+
+def test_lengths_are_measured_once() -> None:
+    options = EvalOptions(model=Path("m.gguf"), maps=Path("m.ridgefill.gguf"), ctx=[4096, 2048, 4096])
+    assert options.lengths == [4096, 2048]
+    with pytest.raises(RidgeFillError, match=r"RidgeFillConfig\.pool"):
+        EvalOptions(model=Path("m.gguf"), maps=Path("m.ridgefill.gguf"), pool=f"{2**32},0").config()
