@@ -20,6 +20,9 @@ MAPS_SUFFIX = ".ridgefill.gguf"
 # what the engine takes where neither a caller nor the maps file says anything
 DEFAULT_BUDGET, DEFAULT_POOL, DEFAULT_QUERIES = 0.05, (5, 5), 512
 
+# numbers are int32_t in the engine
+_MOST = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class RidgeFillConfig:
@@ -79,8 +82,16 @@ class RidgeFillConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"RidgeFillConfig.{name}: expected at least {least}, found {value}")
-        if self.pool is not None and (len(self.pool) != 2 or min(self.pool) < 0):
-            raise ValueError(f"RidgeFillConfig.pool: expected rows before and after a row, found {self.pool}")
+            # the engine would take the rest modulo 2**32; NaN is not at most that, either
+            if value is not None and not value <= _MOST:
+                raise ValueError(f"RidgeFillConfig.{name}: expected at most {_MOST}, found {value}")
+        if self.pool is not None and (len(self.pool) != 2 or min(self.pool) < 0 or max(self.pool) > _MOST):
+            raise ValueError(
+                f"RidgeFillConfig.pool: expected rows before and after a row from 0 to {_MOST}, found {self.pool}"
+            )
+        for layer, head in self.heads:
+            if not (0 <= layer <= _MOST and -1 <= head <= _MOST):
+                raise ValueError(f"RidgeFillConfig.heads: expected a layer and a head of it, found {layer}.{head}")
         for span in self.spans:
             try:
                 parse_span(span)

@@ -63,8 +63,8 @@ class EvalOptions:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of the prompts."""
-        return self.ctx or [2048]
+        """Tokens of the prompts, each number once."""
+        return list(dict.fromkeys(self.ctx or [2048]))
 
     def config(self) -> RidgeFillConfig:
         """The fill that is measured."""

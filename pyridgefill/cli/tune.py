@@ -87,6 +87,7 @@ def tune(
         raise RidgeFillError(f"{splice}: no such file", "pyridgefill eval splice --json makes it")
     numbers = json_file or output.with_suffix(".json")
     check_folder(numbers)
+    _check_names(model, statistics, output, numbers, splice)
     base = read_base_model(model)
     summary = read_summary(statistics)
     if summary.base != base:
@@ -111,7 +112,7 @@ def tune(
     for name in chosen:
         common.choice("--baseline", name, tuple(BASELINES))
     plan = Plan(grid, lengths, tuple(kinds or ["multi-key"]), needles, keys, texts, repeats, chosen, max_loss_increase)
-    results = ResultFile(output.with_suffix(".jsonl"))
+    results, splices = ResultFile(output.with_suffix(".jsonl")), ResultFile(splice)
     folder = output.with_suffix(".maps")
     folder.mkdir(exist_ok=True)
     engine = {"n_threads": threads, "n_gpu_layers": n_gpu_layers}
@@ -140,7 +141,7 @@ def tune(
             provenance=summary.provenance,
             command=["pyridgefill", *sys.argv[1:]],
             seeds={"prompts": seed, "intervals": seed, "retrieval heads": 0},
-            splices=ResultFile(splice),
+            splices=splices,
         )
     with replacing(numbers) as path:
         path.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
@@ -149,6 +150,24 @@ def tune(
     common.stdout.print(best["reason"], highlight=False)
     common.stdout.print(best["command"], highlight=False)
     common.stdout.print(f"report: {output}, numbers: {numbers}", highlight=False)
+
+
+def _check_names(model: Path, statistics: Path, output: Path, numbers: Path, splice: Path | None) -> None:
+    """Raise if a file that is written would take the place of another one."""
+    names = {
+        "the report": output,
+        "its numbers": numbers,
+        "its results": output.with_suffix(".jsonl"),
+        "the folder of its maps": output.with_suffix(".maps"),
+        "the model": model,
+        "the sums": statistics,
+        **({} if splice is None else {"the splice results": splice}),
+    }
+    seen: dict[Path, str] = {}
+    for what, path in names.items():
+        if other := seen.get(path.resolve()):
+            raise RidgeFillError(f"{path}: {other} and {what} in one place", "give the report a name like report.html")
+        seen[path.resolve()] = what
 
 
 def _grid(summary: Summary, splits: str, budgets: str, tails: str, targets: str, ranks: str, types: str) -> Grid:

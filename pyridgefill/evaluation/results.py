@@ -14,6 +14,8 @@ from pyridgefill.files import check_folder
 
 Cell = dict[str, Any]
 
+_LINE_START = b'{"cell": '
+
 
 class ResultFile:
     """A file of lines `{"cell": {...}, "result": {...}}`; a cell says everything that its result depends on.
@@ -21,7 +23,8 @@ class ResultFile:
     Parameters
     ----------
     path
-        Lines of earlier runs stay; None keeps results in memory only.
+        Lines of earlier runs stay; None keeps results in memory only. The file is changed when a result is added, not
+        before: others may read it, or be the one who writes it.
 
     Raises
     ------
@@ -32,6 +35,7 @@ class ResultFile:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._found: dict[str, dict[str, Any]] = {}
+        self._complete: int | None = None  # bytes before half a line
         if path is not None:
             check_folder(path)
             if path.exists():
@@ -39,19 +43,20 @@ class ResultFile:
 
     def _read(self, path: Path) -> None:
         data = path.read_bytes()
-        complete = data.rfind(b"\n") + 1
-        if complete < len(data):
-            # an interrupted run left half a line
-            with path.open("rb+") as file:
-                file.truncate(complete)
-        for number, line in enumerate(data[:complete].splitlines(), start=1):
+        *lines, half = data.split(b"\n")
+        for number, line in enumerate(lines, start=1):
             try:
                 record = json.loads(line)
+                if not isinstance(record["cell"], dict) or not isinstance(record["result"], dict):
+                    raise TypeError("its cell and result are no objects")
                 self._found[_key(record["cell"])] = record["result"]
             except (ValueError, KeyError, TypeError) as error:
-                raise RidgeFillError(
-                    f"{path}: line {number} is not a result: {error}", "give a new file, or one of the same command"
-                ) from error
+                raise _no_result(path, number, str(error)) from error
+        if half:
+            # an interrupted run leaves half a line, other files do not look like one
+            if half[: len(_LINE_START)] != _LINE_START[: len(half)]:
+                raise _no_result(path, len(lines) + 1, f"expected {_LINE_START.decode()}...")
+            self._complete = len(data) - len(half)
 
     def find(self, cell: Cell) -> dict[str, Any] | None:
         """The result of a finished cell."""
@@ -69,6 +74,9 @@ class ResultFile:
         if self.path is None:
             return
         line = json.dumps({"cell": plain(cell), "result": result, "info": plain(info)}, ensure_ascii=False)
+        if self._complete is not None:
+            os.truncate(self.path, self._complete)
+            self._complete = None
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
@@ -84,6 +92,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return value
+
+
+def _no_result(path: Path, number: int, reason: str) -> RidgeFillError:
+    return RidgeFillError(
+        f"{path}: line {number} is not a result: {reason}", "give a new file, or one of the same command"
+    )
 
 
 def _key(cell: Cell) -> str:

@@ -53,7 +53,7 @@ class Grid:
     Raises
     ------
     RidgeFillError
-        If a dimension is empty, or a budget is no share.
+        If a dimension is empty, a budget is no share, or a tail or rank no number that maps can have.
     """
 
     splits: tuple[int, ...]
@@ -70,6 +70,12 @@ class Grid:
         for budget in self.budgets:
             if not 0 <= budget <= 1:
                 raise RidgeFillError(f"--budgets: {budget:g} is no share of the filled rows", "give shares like 0,0.05")
+        if min(self.tails) < 1:
+            raise RidgeFillError(
+                f"--tails: {min(self.tails)} rows", "the last row of a prompt runs exact: give 1 or more"
+            )
+        if min(self.ranks) < 0:
+            raise RidgeFillError(f"--ranks: {min(self.ranks)} is no rank", "give 0 for full maps, or ranks like 64")
 
     def families(self) -> list[list[Point]]:
         """Settings that differ in the split only, from the highest split down, for each tail and budget."""

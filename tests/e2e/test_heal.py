@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.capi import RefusedError
 from support.engine import Context, Maps, Model
 from support.options import ContextOptions
 from support.tokens import tokens
@@ -60,3 +61,26 @@ def test_heal_gives_the_cache_of_an_exact_prefill(workshop: Any, family: str, ki
         assert ctx.n_filled(0) == 0
         assert ctx.state(0) == want
         assert ctx.reusable(0, N) == N
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "gpt-oss"])
+def test_rows_whose_window_is_gone_do_not_heal(workshop: Any, family: str) -> None:
+    """A saved sequence has the rows of its last window, but not what the first of them attended to."""
+    prompt = tokens(N)
+    with context(workshop, family, options(family)) as ctx:
+        exact = decode(ctx, prompt)
+        decode_more = ctx.decode({0: prompt[:8]}, 8, {0: N})[0]
+        ctx.clear()
+        decode(ctx, prompt, (N - 12, N - 8))
+        saved = ctx.state(0)
+        while ctx.heal(0, 32):
+            pass
+        assert np.abs(ctx.decode({0: prompt[:8]}, 8, {0: N})[0] - decode_more).max() < 1e-3 * np.ptp(exact)
+        ctx.clear()
+        ctx.set_state(0, saved)
+        with pytest.raises(
+            RefusedError, match=f"position {N - 12} of sequence 0 attends to rows that a sliding window"
+        ):
+            ctx.heal(0, 32)
+        assert ctx.heal(-1, 32) == 0
+        assert ctx.reusable(0, N) == N - 12

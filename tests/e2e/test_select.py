@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -204,6 +205,10 @@ def test_what_cannot_be_selected(workshop: Any) -> None:
                 ctx.select(0, "attention", N, TAIL, 8, heads=heads)
         with pytest.raises(capi.RefusedError, match="at most 32 heads"):
             ctx.select(0, "attention", N, TAIL, 8, heads=[(0, 0)] * 33)
+        with pytest.raises(
+            capi.RefusedError, match=r"a prompt of at most 2048 rows as the context .* found 2147483647"
+        ):
+            ctx.select(0, "attention", 2**31 - 1, TAIL, 8, heads=HEADS)
         with pytest.raises(capi.RefusedError, match="no retrieval heads"):
             ctx.select(0, "attention", N, TAIL, 8)
         ctx.mark(0, (SINK, N - TAIL))
@@ -216,3 +221,22 @@ def test_what_cannot_be_selected(workshop: Any) -> None:
             context(workshop, family, options(family)),
         ):
             pass
+
+
+@pytest.mark.parametrize("flash", [False, True])
+@pytest.mark.parametrize(("tail", "n_query"), [(100, 90), (40, 8), (20, 500)])
+def test_scores_are_the_same_however_the_tail_is_cut(workshop: Any, tail: int, n_query: int, flash: bool) -> None:
+    """The last 32 rows lie in one ubatch, in several, or in several calls."""
+    prompt, n = tokens(N), N
+    found = []
+    for n_ubatch, cuts in ((512, [0, n]), (8, [0, n]), (64, [0, n - 50, n - 20, n - 1, n])):
+        with context(workshop, "llama", options("llama", "f16", flash, n_batch=512, n_ubatch=n_ubatch)) as ctx:
+            ctx.mark(0, (SINK, n - tail))
+            ctx.select(0, "attention", n, tail, 30, heads=[(0, -1), (2, 0)], n_query=n_query)
+            for start, end in pairwise(cuts):
+                ctx.decode({0: prompt[start:end]}, int(end == n), {0: start})
+            found.append((ctx.scores(n), ctx.scores(n, end=True)))
+    for scores, ends in found:
+        assert np.abs(scores - found[0][0]).max() < 5e-3
+        assert np.abs(ends - found[0][1]).max() < 5e-3
+        assert (min(tail, n_query) > 32) == bool((ends < scores).any())

@@ -236,7 +236,13 @@ def test_spliced_rows_do_not_heal(workshop: Any) -> None:
         context.mark(FILLED, (SINK, END))
         context.decode({FILLED: PROMPT[:END]}, 0)
         context.splice(EXACT, FILLED, (4, 7), K, (100, 110))
-        assert context.heal(FILLED, 96) == 96
+        context.mark(EXACT, (50, 60))
+        context.seq_rm(EXACT, 50, -1)
+        context.decode({EXACT: PROMPT[50:END]}, start={EXACT: 50})
+        context.mark(EXACT)
+        # rows up to the spliced ones, and all of the other sequence
+        assert context.heal(-1, 2 * END) == (100 - SINK) + (END - 50)
+        assert context.reusable(EXACT, END) == END
         with pytest.raises(RefusedError, match="position 100 of sequence 1 has no split state"):
             context.heal(FILLED, 96)
         assert context.heal(-1, 96) == 0

@@ -238,13 +238,28 @@ ERRORS = {
     "kind": (["--kinds", "colours"], "kind 'colours' are not known"),
     "folder": (["-o", "/none/report.html"], "the folder /none does not exist"),
     "splice": (["--splice", "none.jsonl"], "none.jsonl: no such file"),
+    "splices of another kind": (["--splice", __file__], "line 1 is not a result"),
+    "numbers in the report": (["-o", "report.json"], "report.json: the report and its numbers in one place"),
+    "results in the report": (["-o", "report.jsonl"], "report.jsonl: the report and its results in one place"),
+    "maps in the report": (["-o", "report.maps"], "report.maps: the report and the folder of its maps in one place"),
+    "numbers in the results": (["--json", "a.jsonl", "-o", "a.html"], "its numbers and its results in one place"),
+    "no tail": (["--tails", "0"], "--tails: 0 rows"),
+    "no rank": (["--ranks", "-3"], "--ranks: -3 is no rank"),
     "too short": (["--ctx", "600"], "prompts of 600 tokens have no rows to fill"),
 }
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_errors(model: Path, sums: Path, tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(
+    model: Path,
+    sums: Path,
+    tmp_path: Path,
+    case: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     more, message = ERRORS[case]
+    monkeypatch.chdir(tmp_path)
     assert run(command(model, sums, tmp_path / "report.html", *more)) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert message in line

@@ -35,9 +35,30 @@ def test_an_interrupted_line_is_written_again(tmp_path) -> None:
     path.write_bytes(whole + whole[:20])
     file = ResultFile(path)
     assert file.find(CELL) == {"hits": 3}
+    assert path.read_bytes() == whole + whole[:20]  # who writes the file may be in the middle of a line
+    for ctx in (1, 2):
+        file.add({**CELL, "ctx": ctx}, {"hits": 4}, {})
+    assert path.read_bytes().startswith(whole)
+    assert [json.loads(line)["cell"]["ctx"] for line in path.read_text().splitlines()] == [2048, 1, 2]
+
+
+@pytest.mark.parametrize("size", [1, 9, 20])
+def test_half_a_first_line(tmp_path, size) -> None:
+    path = tmp_path / "results.jsonl"
+    ResultFile(path).add(CELL, {"hits": 3}, {})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:size])
+    ResultFile(path).add(CELL, {"hits": 3}, {})
     assert path.read_bytes() == whole
-    file.add({**CELL, "ctx": 1}, {"hits": 4}, {})
-    assert len(path.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("data", [b"my notes", b"GGUF\x03\0\0\0", b'{"a": 1}', b'{"cell": 1, "result": 2}\n', b"\n"])
+def test_other_files_are_left_as_they_are(tmp_path, data) -> None:
+    path = tmp_path / "precious"
+    path.write_bytes(data)
+    with pytest.raises(RidgeFillError, match="line 1 is not a result"):
+        ResultFile(path)
+    assert path.read_bytes() == data
 
 
 @pytest.mark.parametrize("text", ["hello\n", '{"cell": 1}\n', "[1]\n"])

@@ -216,6 +216,8 @@ LLAMA_API int32_t llama_ridgefill_seq_upper(struct llama_context * ctx, llama_se
 
 // replace the next rows of a sequence that are not those of an exact prefill, n_max at most, the first ones first
 // seq_id < 0: of all sequences that can be healed, in equal shares
+// it stops before rows that cannot run again: those without a split state, spliced ones, and those that attend to rows
+// which a sliding window has dropped; an error if the first row of the one sequence is such a row
 // returns their number, 0 if the sequence is exact, -1 on error
 LLAMA_API int32_t llama_ridgefill_seq_heal(struct llama_context * ctx, llama_seq_id seq_id, int32_t n_max);
 

@@ -307,6 +307,18 @@ bool llama_context::ridgefill_finish() {
     return true;
 }
 
+// whether the cells that a row attended to are all there: windows drop those that their sequence has left when other rows
+// need room, even from a cache of full size, and saved sequences do not have them
+static bool has_window(llama_memory_i * memory, const llama_hparams & hparams, llama_seq_id seq_id, llama_pos pos) {
+    const llama_ridgefill_cells kvs(memory);
+    for (llama_pos p = pos; kvs.swa && p >= 0 && !llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, p, pos); --p) {
+        if (llama_ridgefill_cells::find(*kvs.base, seq_id, p) >= 0 && llama_ridgefill_cells::find(*kvs.swa, seq_id, p) < 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 int32_t llama_context::ridgefill_heal(llama_seq_id seq_id, int32_t n_max) {
     auto & marks = memory->ridgefill;
 
@@ -330,6 +342,13 @@ int32_t llama_context::ridgefill_heal(llama_seq_id seq_id, int32_t n_max) {
         const llama_pos last = memory->seq_pos_max(id);
         const int32_t   n    = (n_max - (int32_t) rows.size())/n_seqs--;
         for (llama_pos p = from; p <= last && p - from < n; ++p) {
+            const bool is_whole = has_window(memory.get(), model.hparams, id, p);
+            if ((p > from || seq_id < 0) && (!is_whole || !marks.states[id].contains(p))) {
+                break; // the rows before and other sequences can be healed
+            }
+            if (!is_whole) {
+                throw std::runtime_error(format("position %d of sequence %d attends to rows that a sliding window has dropped (hint: the prompt must run again)", p, id));
+            }
             rows.push_back({ id, p });
             end[id] = p + 1;
         }

@@ -272,6 +272,10 @@ int32_t llama_ridgefill_seq_select(
                         n_prompt, tail, params.n_query, params.budget, params.n_before, params.n_after));
         }
 
+        if ((uint32_t) n_prompt > ctx->get_cparams().n_ctx_seq) {
+            throw std::runtime_error(format("expected a prompt of at most %u rows as the context of a sequence, found %d", ctx->get_cparams().n_ctx_seq, n_prompt));
+        }
+
         llama_ridgefill_selection cur = { params.type, n_prompt, std::min(tail, n_prompt), params.budget, params.n_before, params.n_after, std::min(params.n_query, tail), {}, {}, {}, {} };
         if (params.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
             const auto & cparams = ctx->get_cparams().ridgefill;
