@@ -84,3 +84,22 @@ def test_rows_whose_window_is_gone_do_not_heal(workshop: Any, family: str) -> No
             ctx.heal(0, 32)
         assert ctx.heal(-1, 32) == 0
         assert ctx.reusable(0, N) == N - 12
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "gpt-oss"])
+def test_cells_that_a_window_has_left_stay_for_healing(workshop: Any, family: str) -> None:
+    """Another sequence looks for room where cells of rows lie that no later row attends to."""
+    prompt, other = tokens(N), tokens(200, seed=5)
+    with context(workshop, family, options(family, n_seq_max=2, n_ctx=1024, kv_unified=True)) as ctx:
+        decode(ctx, tokens(20, seed=6), seq=1)
+        exact = decode(ctx, prompt)
+        want = ctx.decode({0: prompt[:8]}, 8, {0: N})[0]
+        ctx.clear()
+        decode(ctx, tokens(20, seed=6), seq=1)
+        decode(ctx, prompt, (32, 224))
+        ctx.seq_rm(1, -1, -1)
+        decode(ctx, other, seq=1)
+        while ctx.heal(0, 32):
+            pass
+        assert ctx.reusable(0, N) == N
+        assert np.abs(ctx.decode({0: prompt[:8]}, 8, {0: N})[0] - want).max() < 1e-3 * np.ptp(exact)

@@ -52,6 +52,12 @@ std::string llama_ridgefill_conflict(const llama_cparams & cparams, bool has_ada
     return "";
 }
 
+static void keep_left_cells(llama_memory_i & memory, bool keep) {
+    if (auto * swa = llama_ridgefill_cells(&memory).swa) {
+        swa->ridgefill.keeps_left = keep;
+    }
+}
+
 int32_t llama_context::set_ridgefill(llama_ridgefill * maps, const llama_ridgefill_context_params & params) {
     // graphs that use other maps must not be taken for graphs that use these
     sched_need_reserve = true;
@@ -66,6 +72,7 @@ int32_t llama_context::set_ridgefill(llama_ridgefill * maps, const llama_ridgefi
         if (memory) {
             memory->ridgefill.plan.clear();
             memory->ridgefill.states.clear();
+            keep_left_cells(*memory, false);
         }
         return 0;
     }
@@ -119,6 +126,7 @@ int32_t llama_context::set_ridgefill(llama_ridgefill * maps, const llama_ridgefi
     cparams.ridgefill.rows   = &ridgefill.rows;
 
     // what the cells hold stays true, what was planned was planned for other maps
+    keep_left_cells(*memory, states != nullptr);
     memory->ridgefill.states.clear();
     memory->ridgefill.copies.clear();
     memory->ridgefill.plan.clear();

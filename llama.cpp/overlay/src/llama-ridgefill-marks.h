@@ -48,6 +48,9 @@ struct llama_ridgefill_marks {
     // sequences share cells (unified cache); otherwise a copy of a sequence has cells of its own
     bool shared_cells = true;
 
+    // a cache for sliding windows keeps cells that the window has left: the rows that attended to them may run again
+    bool keeps_left = false;
+
     // copies (from, to) whose split states have not been copied yet
     std::vector<std::pair<llama_seq_id, llama_seq_id>> copies;
 
