@@ -101,7 +101,7 @@ def test_the_state_of_a_windowed_sequence_lacks_the_cells_to_heal(workshop: Any,
         decode(ctx, PROMPT, FILLED)
         ctx.set_state(0, ctx.state(0))
         assert ctx.reusable(0, N) == SINK
-        with pytest.raises(RefusedError, match="has no split state"):
+        with pytest.raises(RefusedError, match="attends to rows that a sliding window has dropped"):
             ctx.heal(0, 8)
         ctx.upper(0, range(N - 8, N))  # rows in the window still can
 

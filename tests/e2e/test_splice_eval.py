@@ -147,7 +147,7 @@ def test_the_command(smollm2: Path, maps: Path, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (["--select", "stride"], "--select stride (hint: splice tests"),
+        (["--select", "stride"], "--select stride: splice tests change filled rows"),
         (["--baseline", "drop"], "--baseline drop (hint: rows"),
         (["--baseline", "neutral-filler"], "--baseline neutral-filler (hint: its rows"),
         (["--into", "both"], "--into 'both': expected one of fill, exact"),
