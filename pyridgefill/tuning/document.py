@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any
 
 from pyridgefill import __version__
@@ -97,7 +98,7 @@ def make_document(
             for stop in sweep.stopped
         ],
         "breakdown": [{"ctx": ctx, **_breakdown(timing)} for ctx, timing in sorted(sweep.parts.items())],
-        "splices": list(_splices(splices, sweep)),
+        "splices": list(_splices(splices, sweep.lab.model.stat().st_size)),
         "recommended": {
             "point": sweep.measured.index(best),
             "accepted": sweep.recommendation.accepted,
@@ -204,24 +205,17 @@ def _breakdown(timing: Result) -> dict[str, Any]:
     """Seconds of one prompt by what they are spent on, medians over repetitions."""
     seconds = timing["seconds"]
     plain_runs = seconds["plain"] or seconds["fill"]
-    filled = _median(timing["filled_seconds"])
-    parts = {"lower layers and maps": filled, "tail": _median(plain_runs) - filled}
+    filled = median(timing["filled_seconds"])
+    parts = {"lower layers and maps": filled, "tail": median(plain_runs) - filled}
     if seconds["empty"]:
-        parts["scores and states"] = max(0.0, _median(seconds["empty"]) - _median(seconds["plain"]))
-        parts["selected rows"] = max(0.0, _median(seconds["fill"]) - _median(seconds["empty"]))
-    return {"exact": _median(seconds["exact"]), "fill": _median(seconds["fill"]), "parts": parts}
+        parts["scores and states"] = max(0.0, median(seconds["empty"]) - median(seconds["plain"]))
+        parts["selected rows"] = max(0.0, median(seconds["fill"]) - median(seconds["empty"]))
+    return {"exact": median(seconds["exact"]), "fill": median(seconds["fill"]), "parts": parts}
 
 
-def _splices(results: ResultFile, sweep: Sweep) -> Iterator[dict[str, Any]]:
+def _splices(results: ResultFile, model_bytes: int) -> Iterator[dict[str, Any]]:
     """What exact parts recover and filled ones cause, of this model's own maps."""
     for cell, result in results.records():
-        wanted = cell.get("task") == "splice" and cell.get("model_bytes") == sweep.lab.model.stat().st_size
-        if wanted and "into" in cell and cell.get("variant", "fill") == "fill":
-            keys = ("ctx", "tail", "split", "into", "components", "layers")
-            yield {**{key: cell[key] for key in keys}, "share": result["share"]}
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        wanted = cell.get("task") == "splice" and cell.get("model_bytes") == model_bytes
+        if wanted and "splice" in cell and cell["variant"] == "fill":
+            yield {**{key: cell[key] for key in ("ctx", "tail", "split")}, **cell["splice"], "share": result["share"]}

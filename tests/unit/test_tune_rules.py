@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.intervals import least_hits, wilson
+from pyridgefill.evaluation.results import ResultFile
+from pyridgefill.evaluation.splice import Splice
+from pyridgefill.tuning.document import _splices
 from pyridgefill.tuning.grid import Grid, Point
 from pyridgefill.tuning.rules import Outcome, Trial, recommend, stops, walk
 
@@ -124,3 +128,17 @@ def test_without_a_good_setting_the_closest_is_shown() -> None:
 
 def test_lengths_without_far_tokens_count_with_all_tokens() -> None:
     assert trial(12, outcome(far=None, loss=0.02), outcome(far=0.04, ctx=4096)).far == pytest.approx(0.03)
+
+
+def test_splice_results_of_this_model_are_shown(tmp_path: Path) -> None:
+    """As eval splice writes them: what is spliced is a part of the cell."""
+    results = ResultFile(tmp_path / "results.jsonl")
+    share = {"all": {"value": 0.5, "low": 0.4, "high": 0.6}}
+    shape = {"task": "splice", "ctx": 400, "tail": 200, "split": 2, "variant": "fill"}
+    splice = Splice("exact", ("K", "V"), 3, 5).cell()
+    results.add({**shape, "model_bytes": 10}, {"losses": [[1.0]]}, {})
+    results.add({**shape, "model_bytes": 10, "splice": splice}, {"share": share}, {})
+    results.add({**shape, "model_bytes": 11, "splice": splice}, {"share": share}, {})
+    results.add({**shape, "model_bytes": 10, "variant": "zero", "splice": splice}, {"share": share}, {})
+    shown = {"into": "exact", "components": ["K", "V"], "layers": [3, 5], "share": share}
+    assert list(_splices(results, 10)) == [{"ctx": 400, "tail": 200, "split": 2, **shown}]
