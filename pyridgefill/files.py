@@ -1,7 +1,8 @@
-"""Output files that carry their final name only when they are complete."""
+"""Output files that carry their final name only when they are complete, and what tells files apart."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -15,6 +16,12 @@ def check_folder(path: Path) -> None:
     """Raise if the folder of an output file does not exist, before anything costly is done."""
     if not path.parent.is_dir():
         raise RidgeFillError(f"{path}: the folder {path.parent} does not exist", "create it first")
+
+
+def digest(path: str | os.PathLike[str]) -> str:
+    """A hash of a file's content, 16 hex digits."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:16]
 
 
 @contextmanager

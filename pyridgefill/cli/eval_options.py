@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from pyridgefill.evaluation.lab import Job, Lab
 
 # tokens behind a prompt: an answer, a continuation
-_ANSWER_ROOM = 256
+ANSWER_ROOM = 256
+
+TextsOption = Annotated[int, typer.Option("--texts", min=1, help="Texts of each length.")]
+NearOption = Annotated[
+    int, typer.Option("--near", help="First tokens of the tail that are not scored; -1: 128, or half of the tail.")
+]
+ThresholdOption = Annotated[
+    float, typer.Option("--threshold", min=0, help="What far context is worth to a far token: nats.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +156,7 @@ def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, S
                 n_threads=options.threads,
                 on_progress=show,
             )
-        n_ctx = max(options.lengths) + _ANSWER_ROOM
+        n_ctx = max(options.lengths) + ANSWER_ROOM
         assert config.sink is not None
         assert config.tail is not None
         make: Callable[..., Session] = partial(Session, n_sequences=n_sequences(options.baseline or []))

@@ -9,7 +9,15 @@ import typer
 from rich.table import Table
 
 from pyridgefill.cli import common
-from pyridgefill.cli.eval_options import EvalOptions, lab, run_jobs, with_options
+from pyridgefill.cli.eval_options import (
+    EvalOptions,
+    NearOption,
+    TextsOption,
+    ThresholdOption,
+    lab,
+    run_jobs,
+    with_options,
+)
 from pyridgefill.errors import RidgeFillError
 
 if TYPE_CHECKING:
@@ -28,7 +36,7 @@ _REFUSED = {
 @with_options
 def splice(
     options: EvalOptions,
-    texts: Annotated[int, typer.Option("--texts", min=1, help="Texts of each length.")] = 8,
+    texts: TextsOption = 8,
     needles: Annotated[int, typer.Option("--needles", min=0, help="Needles of digits of each length.")] = 8,
     groups: Annotated[
         int, typer.Option("--groups", min=0, help="Groups of layers above the split; 0: each layer on its own.")
@@ -37,12 +45,8 @@ def splice(
         list[str] | None,
         typer.Option("--into", help="fill: what exact parts recover; exact: what filled ones harm; repeatable [both]."),
     ] = None,
-    near: Annotated[
-        int, typer.Option("--near", help="First tokens of the tail that are not scored; -1: 128, or half of the tail.")
-    ] = -1,
-    threshold: Annotated[
-        float, typer.Option("--threshold", min=0, help="What far context is worth to a far token: nats.")
-    ] = 0.6931,
+    near: NearOption = -1,
+    threshold: ThresholdOption = 0.6931,
 ) -> None:
     """Exact K, V, states or layers in the filled memory, and the reverse: what do loss and retrieval recover?"""
     from pyridgefill.evaluation.far_loss import default_near

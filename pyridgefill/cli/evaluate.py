@@ -9,7 +9,15 @@ import typer
 from rich.table import Table
 
 from pyridgefill.cli import common
-from pyridgefill.cli.eval_options import EvalOptions, lab, run_jobs, with_options
+from pyridgefill.cli.eval_options import (
+    EvalOptions,
+    NearOption,
+    TextsOption,
+    ThresholdOption,
+    lab,
+    run_jobs,
+    with_options,
+)
 
 app = typer.Typer(
     name="eval",
@@ -22,7 +30,6 @@ KindsOption = Annotated[
     list[str] | None,
     typer.Option("--kinds", help="digits, words, identifiers, german, chinese, uuids, multi-key; repeatable [digits]."),
 ]
-TextsOption = Annotated[int, typer.Option("--texts", min=1, help="Texts of each length.")]
 
 
 @app.command("needle")
@@ -75,12 +82,8 @@ def ruler(
 def far_loss(
     options: EvalOptions,
     texts: TextsOption = 8,
-    near: Annotated[
-        int, typer.Option("--near", help="First tokens of the tail that are not scored; -1: 128, or half of the tail.")
-    ] = -1,
-    threshold: Annotated[
-        float, typer.Option("--threshold", min=0, help="What far context is worth to a far token: nats.")
-    ] = 0.6931,
+    near: NearOption = -1,
+    threshold: ThresholdOption = 0.6931,
 ) -> None:
     """Loss on the tokens of the tail that depend on distant context."""
     from pyridgefill.evaluation.far_loss import default_near

@@ -16,6 +16,7 @@ from rich.progress import TaskID
 
 from pyridgefill.cli import common
 from pyridgefill.cli.common import ModelArgument
+from pyridgefill.cli.eval_options import ANSWER_ROOM
 from pyridgefill.errors import Interrupted, RidgeFillError
 from pyridgefill.files import check_folder, replacing
 from pyridgefill.maps import WEIGHT_TYPES, Recommended, read_base_model
@@ -25,9 +26,6 @@ from pyridgefill.statistics_file import Summary, read_summary
 from pyridgefill.tuning.grid import Grid
 
 _Number = TypeVar("_Number", int, float)
-
-# tokens behind a prompt: an answer
-_ANSWER_ROOM = 256
 
 
 def tune(
@@ -120,7 +118,7 @@ def tune(
     with (
         tempfile.TemporaryDirectory(prefix="ridgefill-") as temporary,
         common.progress_bar() as bar,
-        Session(model, n_ctx=max(lengths) + _ANSWER_ROOM, n_sequences=n_sequences(chosen), **engine) as session,
+        Session(model, n_ctx=max(lengths) + ANSWER_ROOM, n_sequences=n_sequences(chosen), **engine) as session,
     ):
         store = MapStore(
             model, statistics, folder, results, recommended=recommended, prompts=head_prompts,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pyridgefill.config import DEFAULT_BUDGET, DEFAULT_POOL, DEFAULT_QUERIES, Ri
 from pyridgefill.corpus import Corpus
 from pyridgefill.errors import Interrupted, RidgeFillError
 from pyridgefill.evaluation.session import Session
+from pyridgefill.files import digest
 from pyridgefill.maps import MapSet, identity_maps, read_maps, write_maps, zero_maps
 from pyridgefill.maps.pack import constant_maps
 from pyridgefill.statistics_file import read_statistics
@@ -90,9 +90,7 @@ def resolve(config: RidgeFillConfig, maps: MapSet) -> RidgeFillConfig:
 
 def make_cell(config: RidgeFillConfig) -> dict[str, Any]:
     """What tells results with this configuration, as `resolve` returns it, from others."""
-    with Path(str(config.maps)).open("rb") as file:
-        digest = hashlib.file_digest(file, "blake2b").hexdigest()[:16]
-    cell: dict[str, Any] = {"maps": digest, "split": config.split, "select": config.select}
+    cell: dict[str, Any] = {"maps": digest(str(config.maps)), "split": config.split, "select": config.select}
     if config.select != "none":
         cell["budget"] = config.budget
         cell["pool"] = list(config.pool or ())

@@ -8,7 +8,7 @@ from typing import Any
 from pyridgefill.report import figures
 from pyridgefill.report.figures import Figure
 from pyridgefill.report.points import at, recommended, same, scaled
-from pyridgefill.report.words import describe, times
+from pyridgefill.report.words import describe, selected, times
 
 Document = dict[str, Any]
 Point = dict[str, Any]
@@ -21,10 +21,7 @@ def frontier(document: Document) -> dict[str, Any]:
     sweep = [point for point in document["points"] if point["role"] == "sweep"]
     keys = list(dict.fromkeys((point["tail"], point["budget"]) for point in sweep))
     several_tails = len({tail for tail, _ in keys}) > 1
-    names = [
-        (f"{100 * budget:g} % selected" if budget else "nothing selected") + (f", tail {tail}" if several_tails else "")
-        for tail, budget in keys
-    ]
+    names = [selected(budget) + (f", tail {tail}" if several_tails else "") for tail, budget in keys]
     exact = {point["tail"]: at(point, ctx) for point in document["points"] if point["role"] == "exact"}
     first = exact[keys[0][0]]
 

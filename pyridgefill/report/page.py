@@ -40,6 +40,7 @@ def render(document: dict[str, Any]) -> str:
     from plotly.offline import get_plotlyjs
 
     from pyridgefill.report import charts, tables, words
+    from pyridgefill.report.points import recommended
 
     environment = jinja2.Environment(
         autoescape=True,
@@ -50,10 +51,9 @@ def render(document: dict[str, Any]) -> str:
     environment.filters["describe"] = words.describe
     environment.filters["size"] = words.size
     environment.filters["percent"] = words.percent
-    best = document["points"][document["recommended"]["point"]]
     return environment.from_string(_asset("page.html.j2")).render(
         doc=document,
-        best=best,
+        best=recommended(document),
         headline=tables.headline(document),
         frontier=charts.frontier(document),
         depths=charts.depths(document),

@@ -27,6 +27,11 @@ def interval(value: dict[str, Any], form: str, key: str = "value") -> str:
     return shown if low is None or high is None else f"{shown} ({low:{form}} to {high:{form}})"
 
 
+def selected(budget: float) -> str:
+    """A budget."""
+    return f"{100 * budget:g} % selected" if budget else "nothing selected"
+
+
 def maps_words(point: dict[str, Any]) -> str:
     """Target, rank and type of maps."""
     rank = f", rank {point['rank']}" if point["rank"] else ""
@@ -35,8 +40,7 @@ def maps_words(point: dict[str, Any]) -> str:
 
 def describe(point: dict[str, Any]) -> str:
     """Split and selection of a setting."""
-    selected = f"{100 * point['budget']:g} % selected" if point["budget"] else "nothing selected"
-    return f"split {point['split']}, {selected}, tail {point['tail']}"
+    return f"split {point['split']}, {selected(point['budget'])}, tail {point['tail']}"
 
 
 def size(count: int) -> str:

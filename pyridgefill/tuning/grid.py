@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.maps.model import Target
+from pyridgefill.report.words import selected
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,7 @@ class Point:
     def __str__(self) -> str:
         """For people."""
         maps = f"{self.target} maps, {f'rank {self.rank}, ' if self.rank else ''}{self.weight_type}"
-        return f"split {self.split}, {self.selected}, tail {self.tail}, {maps}"
-
-    @property
-    def selected(self) -> str:
-        """The budget in words."""
-        return f"{100 * self.budget:g} % selected" if self.budget else "nothing selected"
+        return f"split {self.split}, {selected(self.budget)}, tail {self.tail}, {maps}"
 
 
 @dataclass(frozen=True)

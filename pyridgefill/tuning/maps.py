@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.heads import find_heads
 from pyridgefill.evaluation.jobs import file_name
 from pyridgefill.evaluation.results import ResultFile
+from pyridgefill.files import digest
 from pyridgefill.fit import FitOptions, fit_maps
 from pyridgefill.maps import MapSet, Recommended, RetrievalHead, write_maps
 from pyridgefill.maps.model import Target
@@ -93,7 +93,7 @@ class MapStore:
         name = f"{target}{f'-r{rank}' if rank else ''}-{weight_type}-{'-'.join(map(str, splits))}.ridgefill.gguf"
         path = self._folder / name
         found = self._results.find(cell)
-        if found is not None and path.is_file() and _digest(path) == found["digest"]:
+        if found is not None and path.is_file() and digest(path) == found["digest"]:
             return found
         maps = self._fit(splits, target, rank)
         if heads is None:
@@ -105,7 +105,7 @@ class MapStore:
         result = {
             "file": name,
             "bytes": path.stat().st_size,
-            "digest": _digest(path),
+            "digest": digest(path),
             "r2": [{"split": item.split, "layer": item.layer, "site": item.site, "r2": item.r2} for item in maps.maps],
             "heads": [asdict(item) for item in maps.heads],
             "parameters": sum(source.shape[0] * (source.shape[1] if len(source.shape) > 1 else 1)
@@ -163,8 +163,3 @@ class MapStore:
 def to_heads(items: list[dict[str, Any]]) -> list[RetrievalHead]:
     """Heads as results hold them."""
     return [RetrievalHead(**(item | {"recall": tuple(item["recall"])})) for item in items]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:16]

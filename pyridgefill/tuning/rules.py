@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pyridgefill.evaluation.intervals import least_hits
 from pyridgefill.evaluation.propose import MAX_LOSS_INCREASE
+from pyridgefill.report.words import signed_percent
 from pyridgefill.tuning.grid import Point
 
 # ratios of times to first token that differ by less are the same
@@ -66,7 +67,9 @@ class Trial:
                 least = least_hits(item.exact_hits, item.prompts)
                 found.append(f"{item.hits} of {item.prompts} needles{at}, at least {least} wanted")
             if item.loss_increase > max_loss_increase:
-                found.append(f"loss {_percent(item.loss_increase)}{at}, at most {_percent(max_loss_increase)} wanted")
+                found.append(
+                    f"loss {signed_percent(item.loss_increase)}{at}, at most {signed_percent(max_loss_increase)} wanted"
+                )
         if self.ratio <= 1:
             found.append(f"first token {self.ratio:.2f} times as fast as exact")
         return found
@@ -153,8 +156,4 @@ def recommend(trials: Sequence[Trial], max_loss_increase: float = MAX_LOSS_INCRE
         if equal == 1
         else f"Of {equal} equally fast settings that are as good as exact, the one that loses least on far tokens"
     )
-    return Recommendation(chosen, True, f"{choice}: {found}, loss on the tail {_percent(loss)}.")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %"
+    return Recommendation(chosen, True, f"{choice}: {found}, loss on the tail {signed_percent(loss)}.")

@@ -79,16 +79,13 @@ struct splice_run {
 };
 
 static int32_t splice_find(const llama_kv_cache & kv, llama_seq_id seq_id, llama_pos pos) {
-    const auto & cells = kv.get_cells(seq_id).seq_pos_get(seq_id);
+    const int32_t cell = llama_ridgefill_cells::find(kv, seq_id, pos);
 
-    const auto it = cells.lower_bound({ pos, 0 });
-    if (it == cells.end() || it->first != pos) {
-        return -1;
-    }
-    if (const auto next = std::next(it); next != cells.end() && next->first == pos) {
+    const auto & cells = kv.get_cells(seq_id).seq_pos_get(seq_id);
+    if (const auto next = cells.upper_bound({ pos, cell % kv.get_size() }); cell >= 0 && next != cells.end() && next->first == pos) {
         throw std::runtime_error(format("sequence %d has several cells at position %d (hint: splice prompts of text only)", seq_id, pos));
     }
-    return it->second + kv.get_stream(seq_id)*kv.get_size();
+    return cell;
 }
 
 // what no later row can attend to need not be there

@@ -307,16 +307,24 @@ bool llama_context::ridgefill_finish() {
     return true;
 }
 
-// whether the cells that a row attended to are all there: windows drop those that their sequence has left when other rows
-// need room, even from a cache of full size, and saved sequences do not have them
-static bool has_window(llama_memory_i * memory, const llama_hparams & hparams, llama_seq_id seq_id, llama_pos pos) {
-    const llama_ridgefill_cells kvs(memory);
-    for (llama_pos p = pos; kvs.swa && p >= 0 && !llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, p, pos); --p) {
+// whether positions have their cells in a cache for sliding windows, if there is one: windows drop cells that their
+// sequence has left when other rows need room, and saved sequences do not have them
+static bool has_cells(const llama_ridgefill_cells & kvs, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    for (llama_pos p = p0; kvs.swa && p < p1; ++p) {
         if (llama_ridgefill_cells::find(*kvs.base, seq_id, p) >= 0 && llama_ridgefill_cells::find(*kvs.swa, seq_id, p) < 0) {
             return false;
         }
     }
     return true;
+}
+
+// the first position that a row attends to in the layers with a sliding window
+static llama_pos window_start(const llama_hparams & hparams, llama_pos pos) {
+    llama_pos res = pos;
+    while (res > 0 && !llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, res - 1, pos)) {
+        --res;
+    }
+    return res;
 }
 
 int32_t llama_context::ridgefill_heal(llama_seq_id seq_id, int32_t n_max) {
@@ -335,6 +343,8 @@ int32_t llama_context::ridgefill_heal(llama_seq_id seq_id, int32_t n_max) {
         }
     }
 
+    const llama_ridgefill_cells kvs(memory.get());
+
     std::vector<llama_ridgefill_row> rows;
     std::map<llama_seq_id, llama_pos> end;
     int32_t n_seqs = next.size();
@@ -342,7 +352,8 @@ int32_t llama_context::ridgefill_heal(llama_seq_id seq_id, int32_t n_max) {
         const llama_pos last = memory->seq_pos_max(id);
         const int32_t   n    = (n_max - (int32_t) rows.size())/n_seqs--;
         for (llama_pos p = from; p <= last && p - from < n; ++p) {
-            const bool is_whole = has_window(memory.get(), model.hparams, id, p);
+            // a later row sees nothing new but the rows since
+            const bool is_whole = has_cells(kvs, id, kvs.swa && p == from ? window_start(model.hparams, p) : p, p + 1);
             if ((p > from || seq_id < 0) && (!is_whole || !marks.states[id].contains(p))) {
                 break; // the rows before and other sequences can be healed
             }
