@@ -30,7 +30,11 @@ def bench(
     results = ResultFile(options.json)
     config = resolve(options.config(), read_maps(options.maps))
     threads = options.threads or len(os.sched_getaffinity(0))
-    info = {"machine": describe_machine(threads), "n_layer": read_base_model(options.model).block_count}
+    info = {
+        "command": common.command_line(),
+        "machine": describe_machine(threads),
+        "n_layer": read_base_model(options.model).block_count,
+    }
     n_ctx = max(options.lengths) + 8
     with Session(options.model, n_ctx=n_ctx, n_threads=threads, n_gpu_layers=options.n_gpu_layers) as session:
         lab = Lab(options.model, session, results, info)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +40,11 @@ def parse_splits(text: str, block_count: int) -> tuple[int, ...]:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
         raise RidgeFillError(f"--splits {text!r}: expected auto or a list like 12,16") from error
+
+
+def command_line() -> str:
+    """The command that is running, as it can be typed again."""
+    return shlex.join(["pyridgefill", *sys.argv[1:]])
 
 
 def choice(option: str, value: str, allowed: tuple[str, ...]) -> Any:

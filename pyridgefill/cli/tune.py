@@ -126,7 +126,8 @@ def tune(
         )  # fmt: skip
         chat = chat_formatter(session, add_generation_prompt=True)
         setting = Setting(session, chat, (), sink, grid.tails[0], seed, corpus)
-        lab = Lab(model, session, results, {"model": model.name, "machine": describe_machine(threads)})
+        info = {"command": common.command_line(), "machine": describe_machine(threads)}
+        lab = Lab(model, session, results, info)
         sweep = Sweep(plan, lab, setting, store, statistics, Path(temporary), _Prompts(bar))
         try:
             sweep.run()
