@@ -7,7 +7,9 @@ only the distance to the sink changes.
 
 The first `near` tokens of the tail are not scored: without the far context they have nothing before them, and any text
 would help. Far tokens are selected by the exact model's own loss, which makes the comparison harder for everything
-that is not exact; among approximations it is fair.
+that is not exact; among approximations it is fair. Tokens that are *far for both* are selected by the mean of the two
+losses that are compared, so that neither side's luck counts: two models that differ in luck only come out equal. A
+model that loses much is treated too mildly by it, as it has a say in the choice.
 
 The method is that of published long-context perplexity measures (LongPPL, Fang et al. 2024), with a plain threshold.
 """
@@ -30,7 +32,7 @@ from pyridgefill.evaluation.session import Session
 # one bit: the far context at least doubles the token's probability
 DEFAULT_THRESHOLD = math.log(2)
 
-GROUPS = ("far", "all", "not_far", "novel", "repeated")
+GROUPS = ("far", "far_for_both", "all", "not_far", "novel", "repeated")
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -59,11 +61,12 @@ class FarText:
     removed: Array
     repeated: Mask
 
-    def mask(self, group: str, threshold: float = DEFAULT_THRESHOLD) -> Mask:
-        """Which scored tokens belong to one of `GROUPS`."""
+    def mask(self, group: str, threshold: float = DEFAULT_THRESHOLD, fill: Array | None = None) -> Mask:
+        """Which scored tokens belong to one of `GROUPS`; `fill`, `[tail - near]`: the losses that are compared."""
         far: Mask = self.exact < self.removed - threshold
         masks = {
             "far": far,
+            "far_for_both": far if fill is None else (self.exact + fill) / 2 < self.removed - threshold,
             "all": np.ones_like(far),
             "not_far": ~far,
             "novel": ~self.repeated,
@@ -224,7 +227,7 @@ def _compare_group(
 ) -> GroupLoss | None:
     sums = []
     for text, loss in zip(texts, losses, strict=True):
-        mask = text.mask(group, threshold)
+        mask = text.mask(group, threshold, loss)
         if mask.any():
             sums.append((mask.sum(), text.exact[mask].sum(), loss[mask].sum(), text.removed[mask].sum()))
     if not sums:

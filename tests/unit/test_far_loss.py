@@ -48,8 +48,20 @@ def test_means_are_over_tokens() -> None:
     assert everything.difference.low < everything.difference.value < everything.difference.high
 
 
+def test_luck_has_no_part_in_what_is_far_for_both() -> None:
+    draw = np.random.default_rng(0)
+    n = 20_000
+    base = draw.uniform(1, 2, n)
+    removed = base + draw.uniform(0, 1.4, n)
+    exact, fill = (base + draw.normal(0, 0.3, n) for _ in range(2))
+    item = FarText(tuple(range(100)), n + 1, 1, exact, removed, np.zeros(n, np.bool_))
+    found = {group.group: group for group in compare([item], [fill])}
+    assert found["far"].relative.value > 0.05, "as good, but not as lucky"
+    assert abs(found["far_for_both"].relative.value) < 0.005
+
+
 def test_a_group_without_tokens_is_left_out() -> None:
     texts = [text(0, far=0)]
     found = {item.group: item for item in compare(texts, [texts[0].exact])}
-    assert set(found) == set(GROUPS) - {"far"}
+    assert set(found) == set(GROUPS) - {"far", "far_for_both"}
     assert math.isnan(found["all"].difference.low), "one text has no interval"
