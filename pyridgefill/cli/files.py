@@ -1,8 +1,8 @@
-"""Commands on maps files: pack and inspect."""
+"""Commands on maps files: pack, repack and inspect."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, OutputOption, TargetOption, WeightTypeOption
+from pyridgefill.config import DEFAULT_POOL, DEFAULT_QUERIES
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.fit import DEFAULT_RECOMMENDED
 from pyridgefill.maps import MapSet, Recommended, identity_maps, read_base_model, read_maps, write_maps
@@ -61,6 +62,53 @@ def pack(
         print_description(description)
 
 
+def repack(
+    maps: Annotated[Path, typer.Argument(metavar="MAPS", help="A maps file; it stays as it is.")],
+    output: OutputOption,
+    splits: Annotated[str, typer.Option("--splits", help="Splits that stay: all, recommended, or 12,16.")] = "all",
+    split: Annotated[int | None, typer.Option("--split", help="Recommended split.")] = None,
+    select: Annotated[str | None, typer.Option("--select", help="Recommended selection: none or attention.")] = None,
+    budget: Annotated[float | None, typer.Option("--budget", help="Recommended share of selected rows.")] = None,
+    sink: Annotated[int | None, typer.Option("--sink", min=0, help="Recommended number of exact first rows.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Recommended number of exact last rows.")] = None,
+    min_prompt: Annotated[
+        int | None, typer.Option("--min-prompt", min=0, help="Recommended shortest prompt to fill.")
+    ] = None,
+    weight_type: WeightTypeOption = "f16",
+    as_json: JsonOption = False,
+) -> None:
+    """Write maps again, with fewer splits, another weight type, or other recommended settings."""
+    stored = read_maps(maps)
+    given: dict[str, Any] = {
+        "split": split,
+        "select": select,
+        "budget": budget,
+        "sink": sink,
+        "tail": tail,
+        "min_prompt": min_prompt,
+    }
+    best = replace(stored.recommended, **{key: value for key, value in given.items() if value is not None})
+    if best.split is None:
+        best = replace(best, split=stored.splits[0].layer)
+    if best.select == "none":
+        best = replace(best, budget=None, pool=None, queries=None)
+    elif best.select == "attention":
+        best = replace(best, pool=best.pool or DEFAULT_POOL, queries=best.queries or DEFAULT_QUERIES)
+    assert best.split is not None
+    write_maps(output, stored.keep(_kept(splits, stored, best.split), best), weight_type=weight_type)
+    description = describe(read_maps(output)) | {"path": str(output)}
+    if as_json:
+        common.print_json(description)
+    else:
+        print_description(description)
+
+
+def _kept(splits: str, maps: MapSet, recommended: int) -> tuple[int, ...]:
+    if splits == "all":
+        return tuple(item.layer for item in maps.splits)
+    return (recommended,) if splits == "recommended" else common.parse_splits(splits, maps.base.block_count)
+
+
 def inspect(
     maps: Annotated[Path, typer.Argument(metavar="MAPS", help="A maps file.")],
     as_json: JsonOption = False,
@@ -98,7 +146,7 @@ def describe(maps: MapSet) -> dict[str, Any]:
                 "solver": item.solver,
                 "bias": item.bias is not None,
                 "shapes": {name.rsplit(".", 1)[1]: list(source.shape) for name, source in item.tensors().items()},
-                "type": getattr(item.weight if item.weight is not None else item.weight_a, "type_name", None),
+                "type": item.weight_type,
             }
             for item in maps.maps
         ],

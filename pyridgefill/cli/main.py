@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from pyridgefill import __version__
-from pyridgefill.cli import bench, calibration, eval_splice, evaluate, files, harness, heads, serve, tune
+from pyridgefill.cli import bench, calibration, card, eval_splice, evaluate, files, harness, heads, serve, tune
 from pyridgefill.errors import Interrupted, RidgeFillError
 from pyridgefill.models import fetch_model_command
 
@@ -30,10 +30,12 @@ app.command("collect")(calibration.collect)
 app.command("merge")(calibration.merge)
 app.command("fit")(calibration.fit)
 app.command("pack")(files.pack)
+app.command("repack")(files.repack)
 app.command("heads")(heads.heads)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
 app.command("inspect")(files.inspect)
+app.command("card")(card.card)
 evaluate.app.command("splice")(eval_splice.splice)
 app.add_typer(evaluate.app, name="eval")
 app.command("fetch-model")(fetch_model_command)

@@ -7,12 +7,21 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.files import check_folder
 
 Cell = dict[str, Any]
+
+
+class Record(NamedTuple):
+    """A line of a file of results."""
+
+    cell: Cell
+    result: dict[str, Any]
+    info: dict[str, Any]
+
 
 _LINE_START = b'{"cell": '
 
@@ -34,7 +43,7 @@ class ResultFile:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._found: dict[str, dict[str, Any]] = {}
+        self._found: dict[str, Record] = {}
         self._complete: int | None = None  # bytes before half a line
         if path is not None:
             check_folder(path)
@@ -49,7 +58,7 @@ class ResultFile:
                 record = json.loads(line)
                 if not isinstance(record["cell"], dict) or not isinstance(record["result"], dict):
                     raise TypeError("its cell and result are no objects")
-                self._found[_key(record["cell"])] = record["result"]
+                self._found[_key(record["cell"])] = Record(record["cell"], record["result"], record.get("info", {}))
             except (ValueError, KeyError, TypeError) as error:
                 raise _no_result(path, number, str(error)) from error
         if half:
@@ -60,20 +69,20 @@ class ResultFile:
 
     def find(self, cell: Cell) -> dict[str, Any] | None:
         """The result of a finished cell."""
-        return self._found.get(_key(cell))
+        found = self._found.get(_key(cell))
+        return None if found is None else found.result
 
-    def records(self) -> Iterator[tuple[Cell, dict[str, Any]]]:
-        """All cells with their results."""
-        for key, result in self._found.items():
-            yield json.loads(key), result
+    def records(self) -> Iterator[Record]:
+        """All lines, each cell once."""
+        yield from self._found.values()
 
     def add(self, cell: Cell, result: dict[str, Any], info: dict[str, Any]) -> None:
         """Store a result; `info` is written with it and does not tell cells apart."""
-        result = plain(result)
-        self._found[_key(cell)] = result
+        record = Record(plain(cell), plain(result), plain(info))
+        self._found[_key(cell)] = record
         if self.path is None:
             return
-        line = json.dumps({"cell": plain(cell), "result": result, "info": plain(info)}, ensure_ascii=False)
+        line = json.dumps(record._asdict(), ensure_ascii=False)
         if self._complete is not None:
             os.truncate(self.path, self._complete)
             self._complete = None

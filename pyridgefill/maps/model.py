@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -90,6 +90,11 @@ class SiteMap:
         """The entry in `ridgefill.map.names`: `<split>.blk.<l>.<site>`."""
         return f"{self.split}.blk.{self.layer}.{self.site}"
 
+    @property
+    def weight_type(self) -> str | None:
+        """The type that the weights have in the file they were read from; None for arrays."""
+        return getattr(self.weight if self.weight is not None else self.weight_a, "type_name", None)
+
     def tensors(self) -> dict[str, RowSource]:
         """The map's tensors under their names in the file, in file order."""
         parts = {"weight": self.weight, "weight_a": self.weight_a, "weight_b": self.weight_b, "bias": self.bias}
@@ -167,6 +172,31 @@ class MapSet:
     recommended: Recommended = field(default_factory=Recommended)
     calibration: Calibration = field(default_factory=Calibration)
     heads: tuple[RetrievalHead, ...] = ()
+
+    def keep(self, splits: Sequence[int], recommended: Recommended) -> MapSet:
+        """The maps and heads of some splits, with other recommended settings.
+
+        Raises
+        ------
+        MapsError
+            If there is no such split, or the recommended one is not among those that stay.
+        """
+        there = [split.layer for split in self.splits]
+        for layer in splits:
+            if layer not in there:
+                raise MapsError(f"split {layer} is not in the maps file", f"it has {there}")
+        if recommended.split not in splits:
+            raise MapsError(
+                f"the recommended split {recommended.split} would not stay",
+                f"keep it, or recommend one of {sorted(splits)} with --split",
+            )
+        return replace(
+            self,
+            splits=tuple(split for split in self.splits if split.layer in splits),
+            maps=tuple(item for item in self.maps if item.split in splits),
+            heads=tuple(head for head in self.heads if head.split in splits),
+            recommended=recommended,
+        )
 
     def validate(self) -> None:
         """Check splits, layers, names, ranks and shapes.

@@ -215,7 +215,7 @@ def _breakdown(timing: Result) -> dict[str, Any]:
 
 def _splices(results: ResultFile, model_bytes: int) -> Iterator[dict[str, Any]]:
     """What exact parts recover and filled ones cause, of this model's own maps."""
-    for cell, result in results.records():
+    for cell, result, _ in results.records():
         wanted = cell.get("task") == "splice" and cell.get("model_bytes") == model_bytes
         if wanted and "splice" in cell and cell["variant"] == "fill":
             yield {**{key: cell[key] for key in ("ctx", "tail", "split")}, **cell["splice"], "share": result["share"]}

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from safetensors.numpy import save_file
 from synthetic import BASE, Relation, activations, collected
 from test_base_model import write_model
 
+from pyridgefill import __version__
 from pyridgefill.cli.main import run
 from pyridgefill.errors import MapsError
 from pyridgefill.maps import read_maps
@@ -168,3 +171,32 @@ def test_evaluations_share_their_options(command: str, capsys: pytest.CaptureFix
     help_text = output(capsys, "eval", command, "--help")[0]
     for option in ("MODEL", "MAPS", "--ctx", "--split", "--select", "--budget", "--baseline", "--json", "--seed"):
         assert option in help_text
+
+
+def test_repack(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    maps, small = tmp_path / "maps.gguf", tmp_path / "small.gguf"
+    output(capsys, "fit", sums, "-o", maps, "--target", "input", "--type", "f32")
+    whole = read_maps(maps)
+    out, _ = output(capsys, "repack", maps, "-o", small, "--splits", "recommended", "--tail", 99, "--json")
+    report = json.loads(out)
+    assert report["recommended"]["tail"] == 99
+    assert {item["type"] for item in report["maps"]} == {"f16"}
+    kept = read_maps(small)
+    assert [split.layer for split in kept.splits] == [whole.recommended.split]
+    for item in kept.maps:
+        same = next(other for other in whole.maps if other.name == item.name)
+        assert item.weight is not None
+        assert same.weight is not None
+        np.testing.assert_allclose(item.weight[0:4], same.weight[0:4], rtol=2e-3, atol=1e-5)
+    _, error = output(capsys, "repack", maps, "-o", small, "--splits", "1", code=1)
+    assert "split 1 is not in the maps file" in error
+    _, error = output(capsys, "repack", maps, "-o", small, "--select", "attention", "--budget", "0.1", code=1)
+    assert "expected retrieval heads" in error
+    assert read_maps(small).recommended.tail == 99, "what was there before stays"
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pyridgefill", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == __version__

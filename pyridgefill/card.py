@@ -1,0 +1,204 @@
+"""The card of a maps file: what is in it, and what evaluations measured with it, as markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pyridgefill.evaluation.results import Record
+from pyridgefill.files import digest
+from pyridgefill.maps import MapSet, read_maps
+from pyridgefill.report.points import scaled
+from pyridgefill.report.words import interval, percent, selected, size
+
+# what tells one way to run the same prompts from another; everything else in a cell is the place
+_SETTING = ("variant", "maps", "split", "select", "budget", "pool", "queries", "heads", "statistics")
+
+_VARIANTS = ("exact", "fill", "identity", "mean", "zero", "drop", "neutral-filler")
+
+Row = Sequence[str]
+
+
+def make_card(path: Path, records: Iterable[Record], title: str) -> str:
+    """Describe a maps file.
+
+    Parameters
+    ----------
+    path
+        The maps file.
+    records
+        Results of `pyridgefill eval` and `bench`; those of other maps files are left out.
+    title
+        What the card is headed by, such as the model's name.
+
+    Returns
+    -------
+    str
+        Markdown.
+    """
+    maps = read_maps(path)
+    found = measured(records, digest(path))
+    parts = [f"# Maps for {title}", _contents(path, maps), _settings(maps), _fit(maps)]
+    parts += [text for make in (_needles, _far_loss, _divergence, _speed) if (text := make(found))]
+    parts.append(_commands(found))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def measured(records: Iterable[Record], maps: str) -> list[Record]:
+    """The results that were made with one maps file, and the exact ones of the same prompts."""
+    everything = list(records)
+    own = [record for record in everything if record.cell.get("maps") == maps]
+    places = {_place(record) for record in own}
+    exact = [record for record in everything if record.cell.get("variant") == "exact" and _place(record) in places]
+    return [*exact, *own]
+
+
+def table(head: Row, rows: Iterable[Row]) -> str:
+    """A markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _place(record: Record) -> str:
+    return json.dumps({key: value for key, value in record.cell.items() if key not in _SETTING}, sort_keys=True)
+
+
+def _contents(path: Path, maps: MapSet) -> str:
+    base, calibration = maps.base, maps.calibration
+    splits = ", ".join(
+        f"{split.layer} of {base.block_count} (target {split.target}, rank {split.rank or 'full'})"
+        for split in maps.splits
+    )
+    types = sorted({item.weight_type or "" for item in maps.maps})
+    rows = [
+        ("file", f"`{path.name}`, {size(path.stat().st_size)}, weights {', '.join(types)}"),
+        ("model", f"{base.architecture}, {base.block_count} layers, width {base.embedding_length}"),
+        ("fingerprint", f"vocabulary `{base.vocab_hash}`, weights `{base.weights_hash}`"),
+        ("splits", splits),
+        ("features", maps.feature_norm),
+        ("calibration", f"{calibration.tokens} rows of {', '.join(calibration.corpora) or 'no text'}"),
+    ]
+    return table(("", ""), rows)
+
+
+def _settings(maps: MapSet) -> str:
+    best = maps.recommended
+    rows = [
+        (name, str(value))
+        for name in ("split", "select", "budget", "tail", "sink", "min_prompt")
+        if (value := getattr(best, name)) is not None
+    ]
+    heads = [
+        (str(head.split), f"{head.layer}.{head.head}", " / ".join(f"{value:.2f}" for value in head.recall))
+        for head in maps.heads
+    ]
+    text = "## Recommended settings\n\n" + table(("setting", "value"), rows)
+    return text + ("\n\n" + table(("split", "retrieval head", "recall at 2, 5 and 10 %"), heads) if heads else "")
+
+
+def _fit(maps: MapSet) -> str:
+    rows = []
+    for split in maps.splits:
+        for site in dict.fromkeys(item.site for item in maps.maps if item.split == split.layer):
+            values = [item.r2 for item in maps.maps if (item.split, item.site) == (split.layer, site)]
+            rows.append((str(split.layer), site, f"{max(values):.3f}", f"{median(values):.3f}", f"{min(values):.3f}"))
+    return "## R² on held-out text\n\n" + table(("split", "value", "best layer", "median", "worst layer"), rows)
+
+
+def _rows(records: Sequence[Record], task: str, cells: Callable[[Record], Iterator[Row]]) -> list[Row]:
+    chosen = [record for record in records if record.cell["task"] == task]
+    chosen.sort(key=lambda record: (record.cell["ctx"], record.cell.get("kind", ""), _order(record)))
+    return [row for record in chosen for row in cells(record)]
+
+
+def _order(record: Record) -> tuple[Any, ...]:
+    cell = record.cell
+    setting = (cell.get("split", -1), cell.get("select", ""), cell.get("budget", 0))
+    variant = cell.get("variant", "fill")
+    return (variant != "exact", *setting, _VARIANTS.index(variant) if variant in _VARIANTS else len(_VARIANTS))
+
+
+def _way(record: Record) -> tuple[str, str]:
+    """Variant and setting, as a table shows them."""
+    cell = record.cell
+    variant = cell.get("variant", "fill")
+    if variant == "exact":
+        return "exact", ""
+    chosen = selected(cell.get("budget", 0)) if cell["select"] == "attention" else selected(0)
+    return "ridge" if variant == "fill" else variant, f"{cell['split']}, {chosen}"
+
+
+def _needles(records: Sequence[Record]) -> str:
+    def cells(record: Record) -> Iterator[Row]:
+        cell, result = record.cell, record.result
+        kind = ", ".join(str(cell[name]) for name in ("kind", "group") if name in cell)
+        change = interval(result["difference"], "+.0f") if "difference" in result else ""
+        found = f"{result['hits']} of {result['prompts']}"
+        share = interval(scaled(result["accuracy"], 100), ".0f")
+        yield str(cell["ctx"]), str(cell["tail"]), kind, *_way(record), found, share, change
+
+    head = ("tokens", "tail", "kind", "memory", "split, selected", "found", "%", "against exact, points")
+    rows = _rows(records, "needle", cells)
+    return "## Needles in the filled rows\n\n" + table(head, rows) if rows else ""
+
+
+def _far_loss(records: Sequence[Record]) -> str:
+    def cells(record: Record) -> Iterator[Row]:
+        groups = record.result.get("groups")
+        if groups is None:
+            return
+        changes = [
+            interval(scaled(groups[name]["relative"], 100), "+.1f") if name in groups else ""
+            for name in ("far", "far_for_both", "all")
+        ]
+        far = groups.get("far")
+        losses = [f"{far['tokens']}", f"{far['exact']:.3f}", f"{far['fill']:.3f}"] if far else ["0", "", ""]
+        yield str(record.cell["ctx"]), str(record.cell["tail"]), *_way(record), *losses, *changes
+
+    head = (
+        "tokens", "tail", "memory", "split, selected", "far tokens", "exact", "loss", "far, %", "far for both, %",
+        "tail, %",
+    )  # fmt: skip
+    rows = _rows(records, "far-loss", cells)
+    return "## Loss on far tokens\n\n" + table(head, rows) if rows else ""
+
+
+def _divergence(records: Sequence[Record]) -> str:
+    def cells(record: Record) -> Iterator[Row]:
+        for part in ("tail", "generated"):
+            if part in record.result:
+                found = record.result[part]
+                numbers = interval(found["kl"], ".4f"), percent(found["top1"]["value"])
+                yield str(record.cell["ctx"]), *_way(record), part, str(found["rows"]), *numbers
+
+    head = ("tokens", "memory", "split, selected", "rows of", "n", "KL, nats", "same top token")
+    rows = _rows(records, "kld", cells)
+    return "## Divergence from exact\n\n" + table(head, rows) if rows else ""
+
+
+def _speed(records: Sequence[Record]) -> str:
+    def cells(record: Record) -> Iterator[Row]:
+        cell, result = record.cell, record.result
+        ratios = ", ".join(f"{ratio:.2f}" for ratio in result["ratios"])
+        yield str(cell["ctx"]), str(cell["tail"]), _way(record)[1], f"{result['ratio']:.2f}", ratios
+
+    rows = _rows(records, "ttft", cells)
+    head = ("tokens", "tail", "split, selected", "times sooner", "pairs")
+    return "## Time to first token\n\n" + table(head, rows) if rows else ""
+
+
+def _commands(records: Sequence[Record]) -> str:
+    """What was run, and on which machines."""
+    commands = dict.fromkeys(record.info["command"] for record in records if "command" in record.info)
+    machines = dict.fromkeys(
+        f"{machine['cpu']}, {machine['threads']} threads"
+        for record in records
+        if (machine := record.info.get("machine"))
+    )
+    if not commands:
+        return ""
+    listed = "\n".join(commands)
+    return f"## How it was measured\n\nMachine: {'; '.join(machines)}.\nIntervals are for 95 %.\n\n```\n{listed}\n```"

@@ -1,0 +1,34 @@
+"""The command that writes the card of a maps file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pyridgefill.card import make_card
+from pyridgefill.cli.common import OutputOption
+from pyridgefill.errors import RidgeFillError
+from pyridgefill.evaluation.results import ResultFile
+from pyridgefill.files import replacing
+
+
+def card(
+    maps: Annotated[Path, typer.Argument(metavar="MAPS", help="A maps file.")],
+    output: OutputOption,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option("--results", help="JSON lines that eval and bench wrote with these maps; repeatable."),
+    ] = None,
+    title: Annotated[str, typer.Option("--title", help="The model's name [the file's name].")] = "",
+) -> None:
+    """Describe a maps file in markdown: its content, recommended settings, and what was measured with it."""
+    records = []
+    for path in results or []:
+        if not path.is_file():
+            raise RidgeFillError(f"{path}: no such file", "give what eval or bench wrote with --json")
+        records += list(ResultFile(path).records())
+    text = make_card(maps, records, title or maps.stem)
+    with replacing(output) as path:
+        path.write_text(text, encoding="utf-8")

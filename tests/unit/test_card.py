@@ -1,0 +1,90 @@
+"""Cards tell what a maps file holds and what was measured with it, and nothing of other files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_maps_file import example
+
+from pyridgefill.card import make_card, table
+from pyridgefill.cli.main import run
+from pyridgefill.evaluation.results import Record
+from pyridgefill.files import digest
+from pyridgefill.maps import read_maps, write_maps
+
+INTERVAL = {"value": 0.02, "low": -0.01, "high": 0.05}
+
+
+@pytest.fixture
+def maps(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    write_maps(path, example(), weight_type="q8_0")
+    return path
+
+
+def cell(task: str, variant: str, maps: str | None = None, **more: Any) -> dict[str, Any]:
+    setting = {} if maps is None else {"maps": maps, "split": 1, "select": "attention", "budget": 0.1}
+    shape = {"model": "m.gguf", "model_bytes": 1, "ctx": 2048, "tail": 256, "seed": 0}
+    return {"task": task, **shape, "variant": variant, **setting, **more}
+
+
+def needles(hits: int, *, compared: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"hits": hits, "prompts": 20, "accuracy": {"value": hits / 20, "low": 0.5, "high": 1.0}}
+    return found | ({"difference": {"value": -5.0, "low": -10.0, "high": 0.0}} if compared else {})
+
+
+def losses() -> dict[str, Any]:
+    group = {"tokens": 12, "exact": 1.5, "fill": 1.53, "relative": INTERVAL}
+    return {"groups": {"far": group, "all": group}}
+
+
+def test_a_card_shows_what_was_measured_with_its_file(maps: Path) -> None:
+    own, info = digest(maps), {"command": "pyridgefill eval needle m.gguf", "machine": {"cpu": "C", "threads": 2}}
+    records = [
+        Record(cell("needle", "fill", own, kind="digits"), needles(18, compared=True), info),
+        Record(cell("needle", "drop", own, kind="digits"), needles(7, compared=True), info),
+        Record(cell("needle", "exact", kind="digits"), needles(19, compared=False), info),
+        Record(cell("needle", "exact", kind="uuids"), needles(13, compared=False), {"command": "not this"}),
+        Record(cell("needle", "fill", "0" * 16, kind="digits"), needles(11, compared=True), {"command": "nor this"}),
+        Record(cell("far-loss", "fill", own), losses(), info),
+        Record(cell("ttft", "fill", own), {"ratio": 1.5, "ratios": [1.4, 1.5, 1.6]}, info),
+    ]
+    card = make_card(maps, records, "Tiny")
+    assert card.startswith("# Maps for Tiny\n")
+    lines = card.splitlines()
+    found = [line for line in lines if line.startswith("| 2048 | 256 | digits")]
+    assert [line.split(" | ")[3] for line in found] == ["exact", "ridge", "drop"], "the exact model comes first"
+    assert "18 of 20" in found[1]
+    assert "-5 (-10 to +0)" in found[1]
+    assert "| 2048 | 256 | ridge | 1, 10 % selected | 12 | 1.500 | 1.530 | +2.0 (-1.0 to +5.0) |  | +2.0" in card
+    assert "| 2048 | 256 | 1, 10 % selected | 1.50 | 1.40, 1.50, 1.60 |" in card
+    assert card.count("pyridgefill eval needle m.gguf") == 1, "each command once"
+    for other in ("13 of 20", "11 of 20", "not this", "nor this"):
+        assert other not in card
+    assert "Q8_0" in card or "q8_0" in card
+
+
+def test_a_card_without_results_describes_the_file(maps: Path) -> None:
+    card = make_card(maps, [], "Tiny")
+    assert "## R² on held-out text" in card
+    assert read_maps(maps).base.weights_hash in card
+    assert "Needles" not in card
+    assert "measured" not in card
+
+
+def test_tables_are_markdown() -> None:
+    assert table(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+def test_the_command_reads_results(maps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = tmp_path / "lines.jsonl"
+    record = Record(cell("ttft", "fill", digest(maps)), {"ratio": 1.25, "ratios": [1.25]}, {})
+    lines.write_text(json.dumps(record._asdict()) + "\n")
+    assert run(["card", str(maps), "--results", str(lines), "-o", str(tmp_path / "card.md"), "--title", "T"]) == 0
+    assert "| 1.25 |" in (tmp_path / "card.md").read_text()
+    assert run(["card", str(maps), "--results", str(tmp_path / "none"), "-o", str(tmp_path / "other.md")]) == 1
+    assert "none: no such file" in capsys.readouterr().err
+    assert not (tmp_path / "other.md").exists()
