@@ -198,6 +198,22 @@ def test_a_prompt_that_stops_in_its_tail_leaves_nothing_to_reuse(workshop: Any) 
         assert ctx.reusable(0, N - 10) == SINK
 
 
+@pytest.mark.parametrize("sequences", [(0, 1), (1, 0)])
+def test_a_tail_is_in_one_sequence(workshop: Any, sequences: tuple[int, int]) -> None:
+    """Its rows wait for the selected ones: in a sequence that does not wait they would be without upper layers."""
+    prompt = tokens(N)
+    with context(workshop, "llama", options("llama", n_seq_max=2, n_ctx=1024, kv_unified=True)) as ctx:
+        ctx.mark(0, (SINK, N - TAIL))
+        ctx.select(0, "stride", N, TAIL, 8)
+        rows = [(token, position, sequences) for position, token in enumerate(prompt)]
+        with pytest.raises(DecodeError, match=f"position {N - TAIL} of sequence 0 needs rows of a tail that waits"):
+            ctx.decode_rows(rows, [False] * (N - 1) + [True])
+        ctx.clear()
+        ctx.select(0, "stride", N, TAIL, 8)
+        ctx.decode({0: prompt}, 1)
+        assert len(ctx.selected()) > 0, "the refused batch has changed nothing"
+
+
 def test_what_cannot_be_selected(workshop: Any) -> None:
     with context(workshop, "llama", options("llama")) as ctx:
         for heads in ([(-1, 0)], [(0, -2)], [(7, 0)], [(0, 99)]):

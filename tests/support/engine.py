@@ -74,16 +74,18 @@ class Context:
 
     # decoding
 
-    def decode_rows(self, rows: Sequence[tuple[int, int, int]], want: Sequence[bool]) -> Logits:
-        """Decode one batch of ``(token, position, sequence)`` rows, return the wanted rows of logits."""
-        batch = llama_cpp.llama_batch_init(len(rows), 0, 1)
+    def decode_rows(self, rows: Sequence[tuple[int, int, int | tuple[int, ...]]], want: Sequence[bool]) -> Logits:
+        """Decode one batch of ``(token, position, sequence or sequences)`` rows, return the wanted rows of logits."""
+        batch = llama_cpp.llama_batch_init(len(rows), 0, self.options.n_seq_max)
         try:
             batch.n_tokens = len(rows)
             for i, (token, pos, seq) in enumerate(rows):
                 batch.token[i] = token
                 batch.pos[i] = pos
-                batch.n_seq_id[i] = 1
-                batch.seq_id[i][0] = seq
+                seqs = (seq,) if isinstance(seq, int) else seq
+                batch.n_seq_id[i] = len(seqs)
+                for k, one in enumerate(seqs):
+                    batch.seq_id[i][k] = one
                 batch.logits[i] = want[i]
             status = llama_cpp.llama_decode(self.handle, batch)
         finally:

@@ -35,9 +35,17 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, llama_contex
     std::vector<int16_t> cur(batch.n_tokens, LLAMA_RIDGEFILL_MODE_FULL);
 
     for (int32_t i = 0; i < batch.n_tokens; ++i) {
-        const llama_seq_id seq_id = batch.seq_id[i][0];
-        if (const auto it = selections.find(seq_id); it != selections.end() && batch.pos[i] >= it->second.n_prompt - it->second.tail) {
-            if (batch.n_seq_id[i] != 1 || !it->second.is_tail(batch.pos[i])) {
+        // the sequence whose tail the row belongs to
+        auto it = selections.end();
+        for (int32_t s = 0; s < batch.n_seq_id[i] && it == selections.end(); ++s) {
+            it = selections.find(batch.seq_id[i][s]);
+            if (it != selections.end() && batch.pos[i] < it->second.n_prompt - it->second.tail) {
+                it = selections.end();
+            }
+        }
+        if (it != selections.end()) {
+            const auto & [seq_id, selection] = *it;
+            if (batch.n_seq_id[i] != 1 || !selection.is_tail(batch.pos[i])) {
                 llama_ridgefill_set_error(format("position %d of sequence %d needs rows of a tail that waits for the selected rows (hint: end the batch with the prompt, in one sequence)",
                             batch.pos[i], seq_id));
                 return false;
@@ -45,7 +53,7 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, llama_contex
             // ubatches of tails hold rows of one sequence
             cur[i] = LLAMA_RIDGEFILL_MODE_LOWER + seq_id;
             any    = true;
-            if (batch.pos[i] == it->second.n_prompt - 1) {
+            if (batch.pos[i] == selection.n_prompt - 1) {
                 finishing[seq_id] = {};
             }
             continue;
