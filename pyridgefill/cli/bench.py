@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from pyridgefill.cli.eval_options import EvalOptions, run_jobs, with_options
 from pyridgefill.maps import read_base_model, read_maps
 
 
-@with_options
+@partial(with_options, unused=("baseline", "statistics", "seed"))
 def bench(
     options: EvalOptions,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Pairs of runs for each length.")] = 5,

@@ -93,8 +93,8 @@ class EvalOptions:
             raise RidgeFillError(str(error)) from error
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's first parameter, an EvalOptions, by one parameter for each of its fields."""
+def with_options(command: Callable[..., None], unused: tuple[str, ...] = ()) -> Callable[..., None]:
+    """Replace a command's first parameter, an EvalOptions, by one parameter for each of its fields but the unused."""
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     hints = get_type_hints(EvalOptions, include_extras=True)
     shared = [
@@ -105,6 +105,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             default=inspect.Parameter.empty if field.name in ("model", "maps") else field.default,
         )
         for field in fields(EvalOptions)
+        if field.name not in unused
     ]
     names = {parameter.name for parameter in shared}
 

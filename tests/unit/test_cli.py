@@ -200,3 +200,8 @@ def test_the_module_is_the_command() -> None:
         [sys.executable, "-m", "pyridgefill", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == __version__
+
+
+@pytest.mark.parametrize("option", ["--baseline", "--statistics", "--seed"])
+def test_bench_has_no_option_that_it_does_not_use(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"No such option: {option}" in output(capsys, "bench", "m.gguf", "maps.gguf", option, "1", code=2)[1]
