@@ -58,7 +58,7 @@ def with_heads(model: Path, path: Path, maps: MapSet, config: RidgeFillConfig, *
 def with_recommendation(
     model: Path, path: Path, maps: MapSet, config: RidgeFillConfig, **options: Any
 ) -> tuple[MapSet, list[Trial]]:
-    """The maps with the lowest split and smallest budget that find needles as the exact model does.
+    """The maps with the split and budget of the least work that find needles as the exact model does.
 
     If no setting does, the highest split is recommended, with the largest budget that was tried.
 

@@ -1,4 +1,4 @@
-"""Proposes settings: the lowest split and the smallest budget that still find needles as the exact model does."""
+"""Proposes settings: those with the least work that still find needles as the exact model does."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from pyridgefill.evaluation.needle import KINDS, KeyedText, make_keyed_texts
 from pyridgefill.evaluation.prompts import count_hits
 from pyridgefill.evaluation.session import Session
 from pyridgefill.evaluation.text import text_windows
+from pyridgefill.maps import read_base_model
 
 # shares of the filled rows
-BUDGETS = (0.05, 0.10)
+BUDGETS = (0.05, 0.10, 0.20)
 
 # relative increase of the loss on the exact tail that is as good as none
 MAX_LOSS_INCREASE = 0.03
@@ -89,7 +90,9 @@ def propose(
     on_trial: Callable[[Trial], None] = lambda _trial: None,
     **options: Any,
 ) -> tuple[Trial | None, list[Trial]]:
-    """Try splits from the lowest on, each with budgets from the smallest on, until one is as good as exact.
+    """Try splits and budgets, those with the least work first, until one is as good as exact.
+
+    The work is that of the filled rows: layers below the split for all of them, all layers for the selected ones.
 
     As good means: as many needles found as the lower end of the exact model's 95 % Wilson interval, and a loss on the
     exact tail of running text that is at most `max_loss_increase` higher.
@@ -101,7 +104,7 @@ def propose(
     config
         Maps, sink, tail, pool and queries.
     heads
-        Retrieval heads of each split; the last split is tried without selection too.
+        Retrieval heads of each split; the highest split is tried without selection too.
     splits
         Candidates.
     budgets
@@ -129,7 +132,7 @@ def propose(
         trials = [Trial(None, "none", 0.0, sum(hits), len(hits), exact_loss, True)]
         on_trial(trials[0])
         least = least_hits(sum(hits), len(hits))
-        for setting in _settings(config, heads, splits, budgets):
+        for setting in _settings(config, heads, splits, budgets, read_base_model(model_path).block_count):
             session.set_maps(setting)
             found, asked = _find(session, needles, least, len(hits))
             loss = float(np.mean(tail_losses(session, texts, tail))) if found >= least else None
@@ -162,12 +165,20 @@ def _settings(
     heads: Mapping[int, Sequence[tuple[int, int]]],
     splits: Sequence[int],
     budgets: Sequence[float],
-) -> Iterator[RidgeFillConfig]:
-    for split in sorted(splits):
+    n_layer: int,
+) -> list[RidgeFillConfig]:
+    found = [replace(config, split=max(splits), min_prompt=0, select="none", budget=0.0)]
+    for split in splits:
         if heads.get(split):
             base = replace(config, split=split, min_prompt=0, select="attention", heads=tuple(heads[split]))
-            yield from (replace(base, budget=budget) for budget in sorted(budgets))
-    yield replace(config, split=max(splits), min_prompt=0, select="none", budget=0.0)
+            found += [replace(base, budget=budget) for budget in budgets]
+
+    def work(setting: RidgeFillConfig) -> float:
+        assert setting.split is not None
+        assert setting.budget is not None
+        return setting.split + setting.budget * (n_layer - setting.split)
+
+    return sorted(found, key=work)
 
 
 def _find(session: Session, needles: Sequence[KeyedText], least: int, total: int) -> tuple[int, int]:

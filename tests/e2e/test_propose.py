@@ -13,7 +13,7 @@ from support.families import FAMILIES
 from pyridgefill.cli.main import run
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.heads import find_heads, head_counts
-from pyridgefill.evaluation.propose import Trial, Workload, propose
+from pyridgefill.evaluation.propose import Trial, Workload, _settings, propose
 from pyridgefill.maps import read_maps
 
 SPLIT = FAMILIES["llama"].split
@@ -37,7 +37,7 @@ def config(workshop: Any, kind: str) -> RidgeFillConfig:
     return RidgeFillConfig(workshop.maps("llama", kind), sink=4, tail=TAIL, skip_fingerprint=True)
 
 
-def test_maps_that_are_exact_need_the_smallest_budget(workshop: Any, model: Path) -> None:
+def test_maps_that_are_exact_need_the_least_work(workshop: Any, model: Path) -> None:
     seen: list[Trial] = []
     accepted, trials = propose(
         model, config(workshop, "identity"), HEADS, splits=[SPLIT], workload=WORK, on_trial=seen.append, n_threads=1
@@ -45,7 +45,7 @@ def test_maps_that_are_exact_need_the_smallest_budget(workshop: Any, model: Path
     assert seen == trials
     exact, first = trials
     assert (exact.split, exact.select, exact.n) == (None, "none", 6)
-    assert (first.split, first.select, first.budget, first.accepted) == (SPLIT, "attention", 0.05, True)
+    assert (first.split, first.select, first.budget, first.accepted) == (SPLIT, "none", 0.0, True)
     assert accepted == first
     assert exact.loss is not None
     assert first.loss == pytest.approx(exact.loss, rel=1e-3)
@@ -58,7 +58,15 @@ def test_settings_are_tried_from_the_cheapest_on(workshop: Any, model: Path) -> 
     )
     assert accepted is None
     settings = [(trial.select, trial.budget, trial.accepted) for trial in trials[1:]]
-    assert settings == [("attention", 0.1, False), ("attention", 0.2, False), ("none", 0.0, False)]
+    assert settings == [("none", 0.0, False), ("attention", 0.1, False), ("attention", 0.2, False)]
+
+
+def test_a_lower_split_with_more_rows_can_be_less_work() -> None:
+    config = RidgeFillConfig("maps.gguf", sink=4, tail=512)
+    heads = {split: [(7, 7)] for split in (10, 15)}
+    found = _settings(config, heads, [10, 15], (0.05, 0.2), 30)
+    assert [(item.split, item.budget) for item in found] == [(10, 0.05), (10, 0.2), (15, 0.0), (15, 0.05), (15, 0.2)]
+    assert [item.select for item in found] == ["attention", "attention", "none", "attention", "attention"]
 
 
 def test_heads_are_below_each_split(workshop: Any, model: Path) -> None:
@@ -87,7 +95,7 @@ def test_calibrate_recommends(model: Path, tmp_path: Path, capsys: pytest.Captur
     assert recommended.select in ("attention", "none")
     if recommended.select == "attention":
         assert recommended.pool == (5, 5)
-        assert recommended.budget == pytest.approx(accepted[0]["budget"] if accepted else 0.1)
+        assert recommended.budget == pytest.approx(accepted[0]["budget"] if accepted else 0.2)
         assert {head["split"] for head in report["heads"]} >= {recommended.split}
     assert [item.name for item in tmp_path.iterdir()] == ["maps.gguf"]
 
