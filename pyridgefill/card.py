@@ -12,7 +12,7 @@ from pyridgefill.evaluation.results import Record
 from pyridgefill.files import digest
 from pyridgefill.maps import MapSet, read_maps
 from pyridgefill.report.points import scaled
-from pyridgefill.report.words import interval, percent, selected, setting, size
+from pyridgefill.report.words import interval, percent, selected, size
 
 # what tells one way to run the same prompts from another; everything else in a cell is the place
 _SETTING = ("variant", "maps", "split", "select", "budget", "pool", "queries", "heads", "statistics")
@@ -87,7 +87,7 @@ def _contents(path: Path, maps: MapSet) -> str:
 def _settings(maps: MapSet) -> str:
     best = maps.recommended
     rows = [
-        (name, setting(value))
+        (name, str(value))
         for name in ("split", "select", "budget", "tail", "sink", "min_prompt")
         if (value := getattr(best, name)) is not None
     ]

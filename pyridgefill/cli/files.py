@@ -19,7 +19,6 @@ from pyridgefill.maps import MapSet, Recommended, identity_maps, read_base_model
 from pyridgefill.maps.arrays import open_arrays
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
 from pyridgefill.maps.pack import constant_maps, maps_from_arrays
-from pyridgefill.report.words import setting
 from pyridgefill.statistics_file import read_statistics
 
 BASELINES = ("identity", "mean", "zero")
@@ -168,7 +167,7 @@ def print_description(description: dict[str, Any]) -> None:
         f"{calibration['rows_massive']} massive, {calibration['rows_nonfinite']} not finite",
         highlight=False,
     )
-    settings = ", ".join(f"{key} {setting(value)}" for key, value in description["recommended"].items())
+    settings = ", ".join(f"{key} {value}" for key, value in description["recommended"].items())
     out.print(f"recommended: {settings or 'nothing'}; features: {description['feature_norm']}", highlight=False)
     for head in description["heads"]:
         name = f"retrieval head {head['layer']}.{head['head']}"

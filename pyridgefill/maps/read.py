@@ -122,13 +122,15 @@ def _recommended(container: MapsContainer) -> Recommended:
     )
     if (before is None) != (after is None):
         container.fail(f"keys {prefix}.pool_before, {prefix}.pool_after: one is missing", "make the file again")
+    budget = f"{prefix}.budget"
     return Recommended(
         split,
         sink,
         tail,
         min_prompt,
         select=container.string(f"{prefix}.select") if container.has(f"{prefix}.select") else None,
-        budget=container.floats(f"{prefix}.budget", scalar=True)[0] if container.has(f"{prefix}.budget") else None,
+        # the number that was written: the shortest one of its f32
+        budget=float(str(np.float32(container.floats(budget, scalar=True)[0]))) if container.has(budget) else None,
         pool=None if before is None or after is None else (before, after),
         queries=queries,
     )

@@ -46,8 +46,3 @@ def describe(point: dict[str, Any]) -> str:
 def size(count: int) -> str:
     """Bytes."""
     return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
-
-
-def setting(value: Any) -> str:
-    """A setting's value; numbers that a file holds as f32 without the digits that this adds."""
-    return f"{value:g}" if isinstance(value, float) else str(value)

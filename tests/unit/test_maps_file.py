@@ -74,7 +74,7 @@ def selecting(**recommended: Any) -> MapSet:
 
 
 def test_a_recommended_selection_is_stored(tmp_path: Path) -> None:
-    maps = selecting(select="attention", budget=0.0625, pool=(8, 40), queries=64)
+    maps = selecting(select="attention", budget=0.2, pool=(8, 40), queries=64)
     write_maps(tmp_path / "maps.gguf", maps)
     read = read_maps(tmp_path / "maps.gguf")
     assert (read.recommended, read.heads) == (maps.recommended, maps.heads)
