@@ -42,7 +42,7 @@ def make_card(path: Path, records: Iterable[Record], title: str) -> str:
     maps = read_maps(path)
     found = measured(records, digest(path))
     parts = [f"# Maps for {title}", _contents(path, maps), _settings(maps), _fit(maps)]
-    parts += [text for make in (_needles, _far_loss, _divergence, _speed) if (text := make(found))]
+    parts += [text for make in (_needles, _far_loss, _splices, _divergence, _speed) if (text := make(found))]
     parts.append(_commands(found))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -177,6 +177,42 @@ def _divergence(records: Sequence[Record]) -> str:
     head = ("tokens", "memory", "split, selected", "rows of", "n", "KL, nats", "same top token")
     rows = _rows(records, "kld", cells)
     return "## Divergence from exact\n\n" + table(head, rows) if rows else ""
+
+
+def _splices(records: Sequence[Record]) -> str:
+    """What exact parts of the memory recover, and what filled ones cause."""
+    found = {
+        json.dumps([record.cell["ctx"], record.cell["splice"]]): record.result["hits"]
+        for record in records
+        if record.cell["task"] == "splice-needle" and "splice" in record.cell
+    }
+
+    def cells(record: Record) -> Iterator[Row]:
+        cell = record.cell
+        if "splice" not in cell or cell["variant"] != "fill":
+            return
+        splice = cell["splice"]
+        first, last = splice["layers"]
+        shares = [
+            interval(scaled(part, 100), ".0f") if part is not None and part["value"] is not None else ""
+            for part in (record.result["share"].get(name) for name in ("all", "far"))
+        ]
+        hits = found.get(json.dumps([cell["ctx"], splice]), "")
+        direction = "exact into filled" if splice["into"] == "fill" else "filled into exact"
+        layers = f"{first}-{last}"
+        yield (
+            str(cell["ctx"]),
+            str(cell["split"]),
+            direction,
+            "+".join(splice["components"]),
+            layers,
+            *shares,
+            str(hits),
+        )
+
+    rows = _rows(records, "splice", cells)
+    head = ("tokens", "split", "spliced", "part", "layers", "share of the loss, %", "on far tokens, %", "needles")
+    return "## Where exact and filled memory differ\n\n" + table(head, rows) if rows else ""
 
 
 def _speed(records: Sequence[Record]) -> str:

@@ -67,6 +67,19 @@ def test_a_card_shows_what_was_measured_with_its_file(maps: Path) -> None:
     assert "Q8_0" in card or "q8_0" in card
 
 
+def test_splices_are_told_with_their_needles(maps: Path) -> None:
+    own = digest(maps)
+    splice = {"into": "fill", "components": ["k", "v"], "layers": [2, 3]}
+    share = {"value": 0.5, "low": 0.25, "high": 0.75}
+    records = [
+        Record(cell("splice", "fill", own), {"groups": {}}, {}),
+        Record(cell("splice", "fill", own, splice=splice), {"share": {"all": share}}, {}),
+        Record(cell("splice-needle", "fill", own, splice=splice), needles(5, compared=True), {}),
+    ]
+    card = make_card(maps, records, "Tiny")
+    assert "| 2048 | 1 | exact into filled | k+v | 2-3 | 50 (25 to 75) |  | 5 |" in card
+
+
 def test_a_card_without_results_describes_the_file(maps: Path) -> None:
     card = make_card(maps, [], "Tiny")
     assert "## R² on held-out text" in card
