@@ -24,6 +24,11 @@ for ctx in 2048 1024; do
             --select none $options
     done
 done
+# with the tail that the maps recommend
+# shellcheck disable=SC2086
+"$pyridgefill" eval needle "$model" "$maps" --ctx 4096 $needles --json "$results"
+"$pyridgefill" eval far-loss "$model" "$maps" --ctx 4096 --texts 8 --baseline mean --statistics "$statistics" \
+    --json "$results"
 # shellcheck disable=SC2086
 "$pyridgefill" eval splice "$model" "$maps" --ctx 1024 --texts 6 --needles 6 --groups 3 $options
-"$pyridgefill" bench "$model" "$maps" --ctx 4096 --repeats 3 --tail 512 --json "$results"
+"$pyridgefill" bench "$model" "$maps" --ctx 4096 --repeats 3 --json "$results"

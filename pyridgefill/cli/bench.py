@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Annotated
 
@@ -26,18 +25,12 @@ def bench(
     from pyridgefill.evaluation.session import Session
     from pyridgefill.evaluation.speed import speed_jobs
     from pyridgefill.evaluation.variants import resolve
-    from pyridgefill.machine import describe_machine
 
     results = ResultFile(options.json)
     config = resolve(options.config(), read_maps(options.maps))
-    threads = options.threads or len(os.sched_getaffinity(0))
-    info = {
-        "command": common.command_line(),
-        "machine": describe_machine(threads),
-        "n_layer": read_base_model(options.model).block_count,
-    }
+    info = {**common.run_info(options.threads), "n_layer": read_base_model(options.model).block_count}
     n_ctx = max(options.lengths) + 8
-    with Session(options.model, n_ctx=n_ctx, n_threads=threads, n_gpu_layers=options.n_gpu_layers) as session:
+    with Session(options.model, n_ctx=n_ctx, n_threads=options.threads, n_gpu_layers=options.n_gpu_layers) as session:
         lab = Lab(options.model, session, results, info)
         jobs = speed_jobs(config, lengths=options.lengths, repeats=repeats, corpus=options.corpus)
         found = [(lab.cell(job), result) for job, result in run_jobs(lab, jobs)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pyridgefill.errors import RidgeFillError
+from pyridgefill.machine import describe_machine
 
 # numbers go to stdout, what happens meanwhile to stderr
 stdout = Console(soft_wrap=True)
@@ -45,6 +47,11 @@ def parse_splits(text: str, block_count: int) -> tuple[int, ...]:
 def command_line() -> str:
     """The command that is running, as it can be typed again."""
     return shlex.join(["pyridgefill", *sys.argv[1:]])
+
+
+def run_info(threads: int) -> dict[str, Any]:
+    """What every line of results says of its run: command and machine; `threads` 0: all CPUs of the process."""
+    return {"command": command_line(), "machine": describe_machine(threads or len(os.sched_getaffinity(0)))}
 
 
 def choice(option: str, value: str, allowed: tuple[str, ...]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,7 +133,6 @@ def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, S
     from pyridgefill.evaluation.session import Session
     from pyridgefill.evaluation.splice import SpliceSession
     from pyridgefill.evaluation.variants import make_variants, n_sequences, resolve
-    from pyridgefill.machine import describe_machine
 
     results = ResultFile(options.json)
     stored = read_maps(options.maps)
@@ -168,11 +166,7 @@ def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, S
         with make(options.model, n_ctx=n_ctx, n_threads=options.threads, n_gpu_layers=options.n_gpu_layers) as session:
             chat = chat_formatter(session, add_generation_prompt=True)
             setting = Setting(session, chat, variants, config.sink, config.tail, options.seed, options.corpus)
-            info = {
-                "command": common.command_line(),
-                "machine": describe_machine(options.threads or len(os.sched_getaffinity(0))),
-                "maps": options.maps.name,
-            }
+            info = {**common.run_info(options.threads), "maps": options.maps.name}
             yield Lab(options.model, session, results, info), setting, folder
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, OutputOption, TargetOption, WeightTypeOption
-from pyridgefill.config import DEFAULT_POOL, DEFAULT_QUERIES
+from pyridgefill.cli.selection import complete_selection
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.fit import DEFAULT_RECOMMENDED
 from pyridgefill.maps import MapSet, Recommended, identity_maps, read_base_model, read_maps, write_maps
@@ -55,11 +55,7 @@ def pack(
             norm = common.choice("--feature-norm", feature_norm, FEATURE_NORMS)
             maps = maps_from_arrays(base, open_arrays(Path(source)), feature_norm=norm)
     write_maps(output, maps, weight_type=weight_type)
-    description = describe(maps) | {"path": str(output)}
-    if as_json:
-        common.print_json(description)
-    else:
-        print_description(description)
+    _show(output, maps, as_json=as_json)
 
 
 def repack(
@@ -90,17 +86,10 @@ def repack(
     best = replace(stored.recommended, **{key: value for key, value in given.items() if value is not None})
     if best.split is None:
         best = replace(best, split=stored.splits[0].layer)
-    if best.select == "none":
-        best = replace(best, budget=None, pool=None, queries=None)
-    elif best.select == "attention":
-        best = replace(best, pool=best.pool or DEFAULT_POOL, queries=best.queries or DEFAULT_QUERIES)
     assert best.split is not None
-    write_maps(output, stored.keep(_kept(splits, stored, best.split), best), weight_type=weight_type)
-    description = describe(read_maps(output)) | {"path": str(output)}
-    if as_json:
-        common.print_json(description)
-    else:
-        print_description(description)
+    kept = stored.keep(_kept(splits, stored, best.split), complete_selection(best))
+    write_maps(output, kept, weight_type=weight_type)
+    _show(output, read_maps(output), as_json=as_json)
 
 
 def _kept(splits: str, maps: MapSet, recommended: int) -> tuple[int, ...]:
@@ -114,7 +103,11 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Check a maps file and show what is in it."""
-    description = describe(read_maps(maps)) | {"path": str(maps)}
+    _show(maps, read_maps(maps), as_json=as_json)
+
+
+def _show(path: Path, maps: MapSet, *, as_json: bool) -> None:
+    description = describe(maps) | {"path": str(path)}
     if as_json:
         common.print_json(description)
     else:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from pyridgefill.cli import common
 from pyridgefill.config import DEFAULT_POOL, DEFAULT_QUERIES, RidgeFillConfig
-from pyridgefill.maps import MapSet, write_maps
+from pyridgefill.maps import MapSet, Recommended, write_maps
 
 if TYPE_CHECKING:
     from pyridgefill.evaluation.propose import Trial
@@ -84,11 +84,21 @@ def with_recommendation(
         maps.recommended,
         split=split,
         select="attention" if selects else "none",
-        budget=(max(BUDGETS) if accepted is None else accepted.budget) if selects else None,
-        pool=config.pool or DEFAULT_POOL if selects else None,
-        queries=config.queries or DEFAULT_QUERIES if selects else None,
+        budget=max(BUDGETS) if accepted is None else accepted.budget,
+        pool=config.pool,
+        queries=config.queries,
     )
-    return replace(maps, recommended=recommended), trials
+    return replace(maps, recommended=complete_selection(recommended)), trials
+
+
+def complete_selection(recommended: Recommended) -> Recommended:
+    """Default pool and queries where rows are selected and none are given; where nothing is selected, no settings."""
+    if recommended.select == "none":
+        return replace(recommended, budget=None, pool=None, queries=None)
+    if recommended.select == "attention":
+        pool, queries = recommended.pool or DEFAULT_POOL, recommended.queries or DEFAULT_QUERIES
+        return replace(recommended, pool=pool, queries=queries)
+    return recommended
 
 
 def print_trials(trials: Sequence[Trial]) -> None:

@@ -100,7 +100,6 @@ def tune(
     from pyridgefill.evaluation.results import ResultFile
     from pyridgefill.evaluation.session import Session
     from pyridgefill.evaluation.variants import BASELINES, n_sequences
-    from pyridgefill.machine import describe_machine
     from pyridgefill.tuning.document import make_document
     from pyridgefill.tuning.maps import MapStore
     from pyridgefill.tuning.sweep import Plan, Sweep
@@ -126,7 +125,7 @@ def tune(
         )  # fmt: skip
         chat = chat_formatter(session, add_generation_prompt=True)
         setting = Setting(session, chat, (), sink, grid.tails[0], seed, corpus)
-        info = {"command": common.command_line(), "machine": describe_machine(threads)}
+        info = common.run_info(threads)
         lab = Lab(model, session, results, info)
         sweep = Sweep(plan, lab, setting, store, statistics, Path(temporary), _Prompts(bar))
         try:
@@ -136,7 +135,7 @@ def tune(
         document = make_document(
             sweep,
             base,
-            machine=describe_machine(threads),
+            machine=info["machine"],
             provenance=summary.provenance,
             command=["pyridgefill", *sys.argv[1:]],
             seeds={"prompts": seed, "intervals": seed, "retrieval heads": 0},
