@@ -8,14 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pyridgefill.evaluation.results import Record
+from pyridgefill.evaluation.results import SETTING, Record
 from pyridgefill.files import digest
 from pyridgefill.maps import MapSet, read_maps
 from pyridgefill.report.points import scaled
 from pyridgefill.report.words import interval, percent, selected, size
-
-# what tells one way to run the same prompts from another; everything else in a cell is the place
-_SETTING = ("variant", "maps", "split", "select", "budget", "pool", "queries", "heads", "statistics")
 
 _VARIANTS = ("exact", "fill", "identity", "mean", "zero", "drop", "neutral-filler")
 
@@ -63,7 +60,7 @@ def table(head: Row, rows: Iterable[Row]) -> str:
 
 
 def _place(record: Record) -> str:
-    return json.dumps({key: value for key, value in record.cell.items() if key not in _SETTING}, sort_keys=True)
+    return json.dumps({key: value for key, value in record.cell.items() if key not in SETTING}, sort_keys=True)
 
 
 def _contents(path: Path, maps: MapSet) -> str:

@@ -14,6 +14,9 @@ from pyridgefill.files import check_folder
 
 Cell = dict[str, Any]
 
+# the keys that tell one way to run the same prompts from another; all others in a cell tell the prompts
+SETTING = ("variant", "maps", "split", "select", "budget", "pool", "queries", "heads", "statistics")
+
 
 class Record(NamedTuple):
     """A line of a file of results."""

@@ -11,7 +11,9 @@ from test_maps_file import example
 
 from pyridgefill.card import make_card, table
 from pyridgefill.cli.main import run
-from pyridgefill.evaluation.results import Record
+from pyridgefill.config import RidgeFillConfig
+from pyridgefill.evaluation.results import SETTING, Record
+from pyridgefill.evaluation.variants import make_cell
 from pyridgefill.files import digest
 from pyridgefill.maps import read_maps, write_maps
 
@@ -65,6 +67,11 @@ def test_a_card_shows_what_was_measured_with_its_file(maps: Path) -> None:
     for other in ("13 of 20", "11 of 20", "not this", "nor this"):
         assert other not in card
     assert "Q8_0" in card or "q8_0" in card
+
+
+def test_settings_do_not_tell_prompts_apart(maps: Path) -> None:
+    config = RidgeFillConfig(maps, split=1, select="attention", budget=0.1, pool=(5, 5), queries=512, heads=((0, 0),))
+    assert set(make_cell(config)) < set(SETTING)
 
 
 def test_splices_are_told_with_their_needles(maps: Path) -> None:
