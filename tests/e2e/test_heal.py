@@ -103,3 +103,26 @@ def test_cells_that_a_window_has_left_stay_for_healing(workshop: Any, family: st
             pass
         assert ctx.reusable(0, N) == N
         assert np.abs(ctx.decode({0: prompt[:8]}, 8, {0: N})[0] - want).max() < 1e-3 * np.ptp(exact)
+
+
+def test_maps_can_be_switched_while_states_are_kept(workshop: Any) -> None:
+    prompt = tokens(N)
+    with (
+        Model(workshop.model("llama")) as model,
+        Maps(model, workshop.maps("llama", "identity")) as first,
+        Maps(model, workshop.maps("llama", "poison")) as second,
+        Context(model, options("llama")) as ctx,
+    ):
+        exact = decode(ctx, prompt)
+        ctx.clear()
+        ctx.set_maps(first, states="f32")
+        decode(ctx, prompt, (32, 224))
+        ctx.set_maps(second, states="f32")
+        with pytest.raises(RefusedError, match="has no split state"):
+            ctx.heal(0, 8)
+        ctx.clear()
+        assert np.abs(decode(ctx, prompt, (32, 224)) - exact).max() > 0.01 * np.ptp(exact)
+        while ctx.heal(0, 32):
+            pass
+        assert ctx.reusable(0, N) == N
+        ctx.set_maps(None)

@@ -246,6 +246,30 @@ def test_sequences_that_share_cells_heal_together(workshop: Any) -> None:
             assert np.abs(got - want).max() < 1e-3 * np.ptp(want)
 
 
+def test_cells_that_another_sequence_has_behind_other_rows_do_not_heal(workshop: Any) -> None:
+    shared = (50, 150)
+    with context(workshop, "llama", options("llama", **LAYOUTS["unified"])) as ctx:
+        ctx.decode({0: PROMPT}, 0)
+        want = ctx.decode({0: tokens(8, 9)}, 8, {0: N})[0]
+        ctx.clear()
+        decode(ctx, PROMPT, FILLED)
+        decode(ctx, tokens(50, 5), (SINK, 40), seq=1)
+        ctx.seq_cp(0, 1, *shared)
+        for seq in (0, 1):
+            with pytest.raises(RefusedError, match="in cells that another sequence has behind other rows"):
+                while ctx.heal(seq, 64):
+                    pass
+        while ctx.heal(-1, 64):
+            pass
+        assert ctx.reusable(0, N) <= shared[0]
+        assert ctx.seq_rm(1, 0, -1)
+        while ctx.heal(0, 64):
+            pass
+        assert ctx.reusable(0, N) == N
+        got = ctx.decode({0: tokens(8, 9)}, 8, {0: N})[0]
+        assert np.abs(got - want).max() < 1e-3 * np.ptp(want)
+
+
 # rows that came as embeddings
 
 

@@ -95,6 +95,45 @@ def test_each_way_to_save(workshop: Any, tmp_path: Path, way: str, layout: str, 
         assert b.state(0) == exact
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["sequence", "context"])
+@pytest.mark.parametrize("beyond", [0, 1, 3, 6])
+def test_a_file_that_is_cut_off_does_not_pass_for_an_exact_one(
+    workshop: Any, tmp_path: Path, whole: bool, beyond: int
+) -> None:
+    path = tmp_path / "state"
+    with (
+        context(workshop, "llama", options("llama")) as ctx,
+        Model(workshop.model("llama")) as model,
+        Context(model, options("llama")) as plain,
+    ):
+        decode(ctx, PROMPT, FILLED)
+        ctx.save(path, None if whole else 0)
+        data = path.read_bytes()
+        path.write_bytes(data[: data.rfind(b"rfil") + beyond])
+        for reader in (ctx, plain):
+            with pytest.raises(RuntimeError, match="cannot load"):
+                reader.load(path, None if whole else 0)
+            assert reader.seq_pos_max(0) == -1
+        path.write_bytes(data)
+        plain.load(path, None if whole else 0)
+        assert plain.reusable(0, N) == SINK
+
+
+def test_files_with_filled_cells_have_a_version_of_their_own(workshop: Any, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    with context(workshop, "llama", options("llama")) as ctx:
+        exact_cells(ctx)
+        ctx.decode({0: PROMPT}, 0)
+        ctx.save(path, 0)
+        exact = path.read_bytes()[:8]
+        ctx.clear()
+        decode(ctx, PROMPT, FILLED)
+        ctx.save(path, 0)
+        filled = path.read_bytes()[:8]
+    assert exact[:4] == filled[:4]
+    assert struct.unpack("<I", filled[4:]) == (struct.unpack("<I", exact[4:])[0] | 1 << 31,)
+
+
 @pytest.mark.parametrize("family", WINDOWED)
 def test_the_state_of_a_windowed_sequence_lacks_the_cells_to_heal(workshop: Any, family: str) -> None:
     with context(workshop, family, options(family)) as ctx:

@@ -141,6 +141,24 @@ def test_marks_move_with_shifted_positions(workshop, layout, family):
         assert context.n_filled(0, FILLED[1] - 48, -1) == 0
 
 
+SHIFTS = {
+    "filled rows go behind those that saw them": ([(*FILLED, 1000)], FILLED[1]),
+    "and these go on": ([(*FILLED, 1000), (FILLED[1], N, -200)], FILLED[1] - 200),
+    "exact rows go on": ([(FILLED[1], N, 1000)], SINK),
+    "all rows go on": ([(0, -1, 10)], SINK + 10),
+    "first rows go to the end": ([(0, SINK, 1000)], SINK),
+}
+
+
+@pytest.mark.parametrize("shifts", SHIFTS)
+def test_rows_that_saw_filled_ones_stay_known_wherever_they_go(workshop, layout, shifts):
+    moves, first = SHIFTS[shifts]
+    for context in filled_context(workshop, "llama", layout):
+        for move in moves:
+            context.seq_add(0, *move)
+        assert context.reusable(0, context.seq_pos_max(0) + 1) == first
+
+
 def test_marks_survive_saving(context):
     state = context.state(0)
     expected = context.decode({0: PROMPT[:8]}, 8, start={0: N})[0]

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
 
@@ -50,9 +51,9 @@ std::string common_ridgefill_check_role(const std::string & role) {
 }
 
 static double parse_budget(const std::string & value) {
-    size_t n_read = 0;
-    const double budget = std::stod(value, &n_read);
-    if (n_read != value.size()) {
+    char * end = nullptr;
+    const double budget = std::strtod(value.c_str(), &end);
+    if (value.empty() || *end != '\0') {
         throw std::invalid_argument(string_format("must be a number, but got '%s'", value.c_str()));
     }
     return common_ridgefill_check_budget(budget);

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 //
 // errors
@@ -58,6 +59,18 @@ static void keep_left_cells(llama_memory_i & memory, bool keep) {
     }
 }
 
+namespace {
+
+struct without_states {
+    llama_ridgefill_cparams & cparams;
+    ggml_tensor * const       states;
+
+    explicit without_states(llama_ridgefill_cparams & cparams) : cparams(cparams), states(std::exchange(cparams.states, nullptr)) {}
+    ~without_states() { cparams.states = states; }
+};
+
+} // namespace
+
 int32_t llama_context::set_ridgefill(llama_ridgefill * maps, const llama_ridgefill_context_params & params) {
     // graphs that use other maps must not be taken for graphs that use these
     sched_need_reserve = true;
@@ -104,6 +117,8 @@ int32_t llama_context::set_ridgefill(llama_ridgefill * maps, const llama_ridgefi
         if (!mctx) {
             throw std::runtime_error("failed to initialize the memory module");
         }
+        // of maps that are set, the graph would keep the states
+        const without_states guard(cparams.ridgefill);
         graph_reserve(std::min<uint32_t>(cparams.n_ubatch, 2*cparams.n_seq_max), cparams.n_seq_max, 1, mctx.get(), true);
         sched_need_reserve = true;
         llama_ridgefill_rewrite_fill(model, *gf_res_reserve, *maps, split);

@@ -41,6 +41,8 @@ public:
     // by sequence: the prompt that is being processed with selected rows
     std::map<llama_seq_id, llama_ridgefill_selection> selections;
 
+    bool file_is_filled = false; // what the version of the state file that is being read says
+
     // of the last finished selection
     llama_ridgefill_selection selected_last = {};
     std::vector<llama_pos>    selected;

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstring>
 #include <stdexcept>
 
 static constexpr uint32_t MAGIC_FILLED = 0x6c696672; // "rfil"
@@ -28,13 +29,16 @@ template <typename T> static T take(llama_io_read_i & io) {
     return value;
 }
 
-// the next section is of this kind; false at the end of the data
+// the next section is of this kind; false at the end of the data, throws if that has come within the number
 static bool take_magic(llama_io_read_i & io, uint32_t & magic) {
+    uint8_t bytes[sizeof(magic)];
     try {
-        magic = take<uint32_t>(io);
+        io.read(bytes, 1);
     } catch (const std::exception &) {
         return false;
     }
+    io.read(bytes + 1, sizeof(bytes) - 1);
+    memcpy(&magic, bytes, sizeof(magic));
     return true;
 }
 
@@ -310,4 +314,33 @@ void llama_context::ridgefill_state_read(llama_io_read_i & io, llama_seq_id seq_
         }
         throw;
     }
+}
+
+//
+// files: without the sections behind them, filled cells would pass for exact ones, so that files of such states have a
+// version of their own
+//
+
+static constexpr uint32_t VERSION_FILLED = 0x80000000;
+
+uint32_t llama_context::ridgefill_version(uint32_t version, llama_seq_id seq_id) const {
+    return memory && memory->ridgefill.is_approximate(seq_id) ? version | VERSION_FILLED : version;
+}
+
+bool llama_context::ridgefill_is_version(uint32_t found, uint32_t version) {
+    ridgefill.file_is_filled = found == (version | VERSION_FILLED);
+    return found == version || ridgefill.file_is_filled;
+}
+
+bool llama_context::ridgefill_is_complete(llama_seq_id seq_id) {
+    if (!ridgefill.file_is_filled || memory->ridgefill.is_approximate(seq_id)) {
+        return true;
+    }
+    LLAMA_LOG_ERROR("RidgeFill: the file has filled cells, and does not say which (hint: it was cut off)\n");
+    if (seq_id < 0) {
+        memory->clear(true);
+    } else {
+        memory->seq_rm(seq_id, -1, -1);
+    }
+    return false;
 }

@@ -130,6 +130,13 @@ llama_pos llama_ridgefill_marks::approximate_from(llama_seq_id seq_id) const {
     return res;
 }
 
+bool llama_ridgefill_marks::is_approximate(llama_seq_id seq_id) const {
+    if (seq_id >= 0) {
+        return approximate_from(seq_id) != POS_MAX;
+    }
+    return !healed_to.empty() || std::any_of(filled.begin(), filled.end(), [](const auto & it) { return !it.second.empty(); });
+}
+
 llama_pos llama_ridgefill_marks::reusable(
         llama_seq_id seq_id, const llama_ridgefill_ranges & want, uint64_t id, llama_pos n_past) const {
     if (want.empty()) {
@@ -247,13 +254,23 @@ void llama_ridgefill_marks::seq_add(llama_seq_id seq_id, llama_pos p0, llama_pos
         return;
     }
     resolve(p0, p1);
+
+    // the first row that is filled or saw such a row, which others of this kind may now come before
+    llama_pos from = approximate_from(seq_id);
+    if (from < p0) {
+        from = std::min(from, std::max(0, p0 + delta));
+    } else if (from < p1) {
+        from = std::min(std::max(0, from + delta), p1);
+    }
+
     for (auto * marks : { &filled, &states }) {
         if (const auto it = marks->find(seq_id); it != marks->end()) {
             it->second.shift(p0, p1, delta);
         }
     }
-    if (const auto it = healed_to.find(seq_id); it != healed_to.end() && it->second >= p0) {
-        it->second = std::max(0, std::min(it->second, it->second + delta)); // earlier is on the safe side
+    healed_to.erase(seq_id);
+    if (from < approximate_from(seq_id)) {
+        healed_to[seq_id] = from;
     }
 }
 

@@ -66,6 +66,9 @@ struct llama_ridgefill_marks {
     // the first row that is not that of an exact prefill, the largest position if there is none
     llama_pos approximate_from(llama_seq_id seq_id) const;
 
+    // whether a sequence has such a row, -1: any sequence
+    bool is_approximate(llama_seq_id seq_id) const;
+
     bool is_planned(llama_seq_id seq_id, llama_pos pos) const;
     bool is_pending(llama_seq_id seq_id, llama_pos pos) const;
     bool has_pending(llama_seq_id seq_id, llama_pos p0, llama_pos p1) const;

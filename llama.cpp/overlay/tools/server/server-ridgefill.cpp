@@ -67,13 +67,21 @@ static void select_rows(
 
     const auto type = slot.plan.empty() ? LLAMA_RIDGEFILL_SELECT_NONE : server_ridgefill_select(info, req);
     if (type == LLAMA_RIDGEFILL_SELECT_NONE) {
+        slot.last = {};
+        return;
+    }
+    const double budget = req.budget >= 0.0 ? req.budget : info.budget;
+
+    // a prompt that is there as a whole keeps what it selected before: its last row alone would ask for other rows
+    const bool is_repeated = pos_keep >= slot.p_end - 1 && slot.last.type == type && slot.last.budget == budget && slot.last.p_end == slot.p_end;
+    slot.last = { type, budget, slot.p_end };
+    if (is_repeated) {
         return;
     }
 
     slot.selecting = true;
     slot.n_able    = n_planned(slot.plan, pos_keep, slot.p_tail) + llama_ridgefill_seq_n_filled(ctx, id_slot, 0, pos_keep);
 
-    const double  budget = req.budget >= 0.0 ? req.budget : info.budget;
     const int32_t n_rows = budget <= 1.0 ? std::lround(budget*slot.n_able) : (int32_t) budget;
 
     const auto params = common_ridgefill_select_params(info, type, n_rows);
@@ -105,7 +113,9 @@ int32_t server_ridgefill_begin(
         int32_t                         n_past) {
     std::vector<llama_ridgefill_range> ranges;
 
-    slot = {};
+    const auto last = slot.last;
+    slot      = {};
+    slot.last = last;
 
     if (params.info.loaded) {
         auto & rf = stats.ridgefill;
@@ -143,6 +153,11 @@ int32_t server_ridgefill_begin(
     }
 
     return n_past;
+}
+
+void server_ridgefill_slot::restored(const common_params_ridgefill & params) {
+    *this   = {};
+    to_heal = params.info.heal;
 }
 
 void server_ridgefill_slot::shift(llama_context * ctx, int32_t id_slot) {

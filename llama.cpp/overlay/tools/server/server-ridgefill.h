@@ -80,6 +80,16 @@ struct server_ridgefill_slot {
 
     llama_pos pos_counted = -1; // rows before it are part of the stats
 
+    // what the last prompt selected, stays when the next one starts
+    struct {
+        llama_ridgefill_select type   = LLAMA_RIDGEFILL_SELECT_NONE;
+        double                 budget = 0.0;
+        llama_pos              p_end  = -1;
+    } last;
+
+    // call when the slot's cells came from a file
+    void restored(const common_params_ridgefill & params);
+
     // call before a context shift
     void shift(llama_context * ctx, int32_t id_slot);
 
