@@ -94,6 +94,7 @@ wheel: $(VENV)/.package
 #
 
 $(MODELS)/%.gguf: | $(VENV)/.package
+	mkdir -p $(@D)
 	$(PY) -m pyridgefill.models $* --output $@
 
 models: $(MODELS)/smollm2.gguf

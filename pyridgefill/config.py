@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal
 
@@ -80,23 +81,41 @@ class RidgeFillConfig:
         leasts = (("split", 0), ("sink", 0), ("tail", 1), ("min_prompt", 0), ("budget", 0), ("queries", 1))
         for name, least in leasts:
             value = getattr(self, name)
+            kind = Real if name == "budget" else Integral
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
+                raise ValueError(f"RidgeFillConfig.{name}: expected a number, found {value!r}")
             if value is not None and value < least:
                 raise ValueError(f"RidgeFillConfig.{name}: expected at least {least}, found {value}")
             # the engine would take the rest modulo 2**32; NaN is not at most that, either
             if value is not None and not value <= _MOST:
                 raise ValueError(f"RidgeFillConfig.{name}: expected at most {_MOST}, found {value}")
-        if self.pool is not None and (len(self.pool) != 2 or min(self.pool) < 0 or max(self.pool) > _MOST):
+        if self.budget is not None and self.budget > 1 and self.budget != int(self.budget):
+            raise ValueError(
+                "RidgeFillConfig.budget: expected a share of the filled rows up to 1, or a whole number of rows from "
+                f"2 on, found {self.budget}"
+            )
+        if self.pool is not None and not (_are_ints(self.pool, 2) and min(self.pool) >= 0 and max(self.pool) <= _MOST):
             raise ValueError(
                 f"RidgeFillConfig.pool: expected rows before and after a row from 0 to {_MOST}, found {self.pool}"
             )
-        for layer, head in self.heads:
-            if not (0 <= layer <= _MOST and -1 <= head <= _MOST):
-                raise ValueError(f"RidgeFillConfig.heads: expected a layer and a head of it, found {layer}.{head}")
+        for item in self.heads:
+            if not (_are_ints(item, 2) and 0 <= item[0] <= _MOST and -1 <= item[1] <= _MOST):
+                raise ValueError(
+                    f"RidgeFillConfig.heads: expected pairs of a layer and a head of it, like (9, 6), found {item!r}"
+                )
         for span in self.spans:
             try:
                 parse_span(span)
             except ValueError as error:
                 raise ValueError(f"RidgeFillConfig.spans: {error}") from None
+
+
+def _are_ints(values: object, count: int) -> bool:
+    return (
+        isinstance(values, (tuple, list))
+        and len(values) == count
+        and all(isinstance(value, Integral) for value in values)
+    )
 
 
 def resolve_config(

@@ -95,7 +95,7 @@ class CaptureEngine:
         context.n_threads = context.n_threads_batch = n_threads or len(os.sched_getaffinity(0))
         self._context = self._c.llama_init_from_model(self._model, context)
         if not self._context:
-            raise ModelError(f"{path}: no context of {n_ctx} tokens", "choose a smaller --n-ctx")
+            raise ModelError(f"{path}: no context of {n_ctx} tokens", "ask for fewer tokens")
         self._batch = self._c.llama_batch_init(self._n_batch, 0, 1)
 
     def _site(self, index: int) -> Site:

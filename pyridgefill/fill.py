@@ -119,8 +119,10 @@ class Fill:
         _native.check(count >= 0, "RidgeFill plan")
         return [(ranges[i].p0, ranges[i].p1) for i in range(count)]
 
-    def begin(self, sequence: int, n_prompt: int, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Fill `ranges` of the prompt that follows, and select among them.
+    def begin(
+        self, sequence: int, n_prompt: int, ranges: Sequence[tuple[int, int]], *, selects: bool = True
+    ) -> list[tuple[int, int]]:
+        """Fill `ranges` of the prompt that follows, and select among them if `selects`.
 
         Returns
         -------
@@ -129,7 +131,7 @@ class Fill:
         """
         mark(self._context, sequence, ranges)
         config, tail = self.config, self._plan_params().tail
-        selects = self.select != "none" and bool(ranges)
+        selects = selects and self.select != "none" and bool(ranges)
         n_filled = sum(end - start for start, end in ranges)
         budget = self.budget
         params = _native.llama_ridgefill_select_params(

@@ -10,7 +10,7 @@ from typing import Any
 from pyridgefill._library import import_llama_cpp
 from pyridgefill.config import RidgeFillConfig, resolve_config
 from pyridgefill.errors import RidgeFillError
-from pyridgefill.spans import Span, parse_span, span_rows
+from pyridgefill.spans import Span, check_ends, parse_span, span_rows
 
 llama_cpp = import_llama_cpp()
 
@@ -68,6 +68,8 @@ class Llama(_Llama):
         # text and spans of the prompt that `generate` gets next
         self._request: tuple[str | None, Sequence[Span] | None] | None = None
         self._ridgefill = ridgefill
+        # length and filled ranges of the last prompt, which selected among them
+        self._selection: tuple[int, list[tuple[int, int]]] | None = None
         self.fill_stats: fill.FillStats | None = None
         config = resolve_config(ridgefill, model_path)
         if config is not None:
@@ -105,7 +107,7 @@ class Llama(_Llama):
         Parameters
         ----------
         *spans
-            As in `RidgeFillConfig.spans`; none: only sink and tail run exact.
+            As in `RidgeFillConfig.spans`, but within the prompt; none: only sink and tail run exact.
         """
         for span in spans:
             parse_span(span)
@@ -140,13 +142,16 @@ class Llama(_Llama):
         # read now: the generator may run after `exact` has ended
         fills = reset and not self._exact
         (text, spans), self._request = self._request or (None, self._spans), None
-        spans = self._fill.config.spans if spans is None else spans
         exact = self._rows(spans, tokens, text) if fills else []
         return self._filled(self._fill, generated, list(tokens), exact, fills=fills, reset=reset)
 
-    def _rows(self, spans: Sequence[Span], tokens: Sequence[int], text: str | None) -> list[tuple[int, int]]:
+    def _rows(self, named: Sequence[Span] | None, tokens: Sequence[int], text: str | None) -> list[tuple[int, int]]:
+        assert self._fill is not None
+        spans = self._fill.config.spans if named is None else named
         if not spans:
             return []
+        if named is not None:
+            check_ends(named, len(tokens), text)
         pieces = [self._model.detokenize([token], special=True) for token in tokens]
         return span_rows(spans, pieces, text)
 
@@ -164,9 +169,12 @@ class Llama(_Llama):
         ranges = maps.plan(len(tokens), exact_rows) if fills else []
         if reset:
             self._drop_unusable(tokens, ranges)
+        # a prompt that is there as a whole keeps what it selected: its last row alone would ask for other rows
+        request, last, self._selection = (len(tokens), ranges), self._selection, None
+        repeated = reset and request == last and self._cached_prefix(tokens) >= len(tokens) - 1
         with closing(generated):
             try:
-                self._batch.filled = maps.begin(0, len(tokens), ranges)
+                self._batch.filled = maps.begin(0, len(tokens), ranges, selects=not repeated)
                 before = fill.counters(self._ctx.ctx)
                 try:
                     token = next(generated)
@@ -176,6 +184,7 @@ class Llama(_Llama):
                 after = fill.counters(self._ctx.ctx)
                 filled, exact = after.n_filled - before.n_filled, after.n_exact - before.n_exact
                 selected = after.n_selected - before.n_selected
+                self._selection = request
                 self.fill_stats = fill.FillStats(len(tokens) - filled - exact, filled, exact, selected)
                 while True:
                     token = generated.send((yield token))
@@ -185,6 +194,7 @@ class Llama(_Llama):
     def load_state(self, state: Any) -> None:
         """See `llama_cpp.Llama.load_state`; which cells were filled is part of the state."""
         super().load_state(state)
+        self._selection = None
         if self._fill is not None:
             self._batch.filled = self._fill.begin(0, 0, [])
 
@@ -214,11 +224,13 @@ class Llama(_Llama):
             if step == 0:
                 break
             healed += step
+        if healed:
+            self._requires_eval = True  # the logits of a prompt that is there as a whole are those from before
         return healed
 
     def _drop_unusable(self, tokens: list[int], ranges: Sequence[tuple[int, int]]) -> None:
         """Remove cached cells from the first one on that the prompt cannot keep."""
-        prefix = self.longest_token_prefix(self._input_ids.tolist(), tokens)
+        prefix = self._cached_prefix(tokens)
         keep = fill.reusable(self._ctx.ctx, 0, ranges, prefix)
         if keep == prefix:
             return
@@ -229,6 +241,9 @@ class Llama(_Llama):
             # nothing to keep, or recurrent state, which cannot be rolled back
             self.reset()
             self._ctx.kv_cache_clear()
+
+    def _cached_prefix(self, tokens: list[int]) -> int:
+        return int(self.longest_token_prefix(self._input_ids.tolist(), tokens))
 
     def close(self) -> None:
         """Free maps, context and model; safe to call twice."""

@@ -31,6 +31,22 @@ def parse_span(span: Span) -> tuple[str, int, int]:
     )
 
 
+def check_ends(spans: Sequence[Span], n_prompt: int, text: str | None) -> None:
+    """Check that spans end within a prompt of so many tokens, which is `text` if it was given as one.
+
+    Raises
+    ------
+    ValueError
+        If one does not.
+    """
+    lengths = {"tokens": (n_prompt, "tokens"), "chars": (None if text is None else len(text), "characters")}
+    for span in spans:
+        kind, _, end = parse_span(span)
+        length, unit = lengths[kind]
+        if length is not None and end > length:
+            raise ValueError(f"span {span!r} ends after the prompt of {length} {unit}")
+
+
 def token_places(pieces: Sequence[bytes], text: bytes) -> list[tuple[int, int]]:
     """Which bytes of a text each of its tokens stands for.
 

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pyridgefill.card import make_card
+from pyridgefill.card import make_card, measured
 from pyridgefill.cli.common import OutputOption
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.results import ResultFile
-from pyridgefill.files import replacing
+from pyridgefill.files import digest, replacing
 
 
 def card(
@@ -29,6 +29,10 @@ def card(
         if not path.is_file():
             raise RidgeFillError(f"{path}: no such file", "give what eval or bench wrote with --json")
         records += list(ResultFile(path).records())
+    if results and not measured(records, digest(maps)):
+        raise RidgeFillError(
+            f"{', '.join(map(str, results))}: no result is of {maps}", "a file that was written again has other results"
+        )
     text = make_card(maps, records, title or maps.stem)
     with replacing(output) as path:
         path.write_text(text, encoding="utf-8")

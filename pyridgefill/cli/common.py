@@ -27,6 +27,9 @@ ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The model'
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="File to write; replaced when complete.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print numbers as JSON.")]
 WeightTypeOption = Annotated[str, typer.Option("--type", help="Weight type: f32, f16, bf16, q8_0 or q4_0.")]
+SameTypeOption = Annotated[
+    str | None, typer.Option("--type", help="Weight type: f32, f16, bf16, q8_0 or q4_0 [as in the file].")
+]
 TargetOption = Annotated[str, typer.Option("--target", help="What the maps predict: proj or input.")]
 
 

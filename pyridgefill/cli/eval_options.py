@@ -17,6 +17,7 @@ from pyridgefill.cli import common
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.maps import read_base_model, read_maps
+from pyridgefill.maps.base import difference
 
 if TYPE_CHECKING:
     from pyridgefill.evaluation.jobs import Setting
@@ -138,7 +139,10 @@ def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, S
     stored = read_maps(options.maps)
     base = read_base_model(options.model)
     if stored.base != base:
-        raise RidgeFillError(f"{options.maps}: made for another model than {options.model}", "give this model's maps")
+        raise RidgeFillError(
+            f"{options.maps}: made for another model than {options.model}: {difference(base, stored.base)}",
+            "give this model's maps",
+        )
     config = resolve(options.config(), stored)
     with tempfile.TemporaryDirectory(prefix="ridgefill-") as name:
         folder = Path(name)

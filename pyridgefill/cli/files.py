@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from pyridgefill.cli import common
-from pyridgefill.cli.common import JsonOption, OutputOption, TargetOption, WeightTypeOption
+from pyridgefill.cli.common import JsonOption, OutputOption, SameTypeOption, TargetOption, WeightTypeOption
 from pyridgefill.cli.selection import complete_selection
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.fit import DEFAULT_RECOMMENDED
@@ -64,17 +64,23 @@ def repack(
     splits: Annotated[str, typer.Option("--splits", help="Splits that stay: all, recommended, or 12,16.")] = "all",
     split: Annotated[int | None, typer.Option("--split", help="Recommended split.")] = None,
     select: Annotated[str | None, typer.Option("--select", help="Recommended selection: none or attention.")] = None,
-    budget: Annotated[float | None, typer.Option("--budget", help="Recommended share of selected rows.")] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", help="Recommended share of selected rows, above 0 and up to 1.")
+    ] = None,
     sink: Annotated[int | None, typer.Option("--sink", min=0, help="Recommended number of exact first rows.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Recommended number of exact last rows.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Recommended number of exact last rows.")] = None,
     min_prompt: Annotated[
         int | None, typer.Option("--min-prompt", min=0, help="Recommended shortest prompt to fill.")
     ] = None,
-    weight_type: WeightTypeOption = "f16",
+    weight_type: SameTypeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write maps again, with fewer splits, another weight type, or other recommended settings."""
     stored = read_maps(maps)
+    if budget is not None and not 0 < budget <= 1:
+        raise RidgeFillError(f"--budget {budget:g}: expected a share above 0 and up to 1")
+    if budget is not None and select == "none":
+        raise RidgeFillError("--budget does not go with --select none", "leave out one of them")
     given: dict[str, Any] = {
         "split": split,
         "select": select,
@@ -95,7 +101,12 @@ def repack(
 def _kept(splits: str, maps: MapSet, recommended: int) -> tuple[int, ...]:
     if splits == "all":
         return tuple(item.layer for item in maps.splits)
-    return (recommended,) if splits == "recommended" else common.parse_splits(splits, maps.base.block_count)
+    if splits == "recommended":
+        return (recommended,)
+    try:
+        return tuple(sorted({int(part) for part in splits.split(",")}))
+    except ValueError as error:
+        raise RidgeFillError(f"--splits {splits!r}: expected all, recommended, or a list like 12,16") from error
 
 
 def inspect(

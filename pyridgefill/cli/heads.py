@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from pyridgefill.cli import common
-from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, WeightTypeOption
+from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, SameTypeOption
 from pyridgefill.cli.selection import with_heads
 from pyridgefill.config import DEFAULT_POOL, DEFAULT_QUERIES, RidgeFillConfig
 from pyridgefill.maps import read_maps, write_maps
@@ -32,7 +32,7 @@ def heads(
     ] = DEFAULT_POOL[1],
     queries: Annotated[int, typer.Option("--queries", min=1, help="Last rows of a prompt that ask.")] = DEFAULT_QUERIES,
     threads: Annotated[int, typer.Option("--threads", help="0: the CPUs that this process may use.")] = 0,
-    weight_type: WeightTypeOption = "f16",
+    weight_type: SameTypeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the attention heads that point at what a question asks for, and store them with the maps."""

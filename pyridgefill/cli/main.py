@@ -65,8 +65,11 @@ def run(arguments: Sequence[str]) -> int:
     try:
         result = typer.main.get_command(app)(args=list(arguments), prog_name="pyridgefill", standalone_mode=False)
     except typer.TyperException as error:
-        # without a command the help has been shown, and there is no message
-        return _fail(error.format_message() or "a command is missing", error.exit_code, hint="see --help")
+        message = error.format_message()
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(message, file=sys.stderr)  # the help of a group of commands
+            message = "a command is missing"
+        return _fail(message or "a command is missing", error.exit_code, hint="see --help")
     except RidgeFillError as error:
         if debug:
             raise

@@ -11,6 +11,7 @@ import typer
 from pyridgefill.cli.common import ModelArgument
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.maps import read_base_model, read_maps
+from pyridgefill.maps.base import difference
 from pyridgefill.server import program_path
 
 
@@ -26,7 +27,7 @@ def serve(
         expected, found = read_base_model(model), read_maps(maps).base
         if expected != found:
             raise RidgeFillError(
-                f"{maps}: made for another model: {found}, this one is {expected}",
+                f"{maps}: made for another model than {model}: {difference(expected, found)}",
                 "calibrate this model, or give --no-check",
             )
     arguments = [str(program), "-m", str(model), "--ridgefill-maps", str(maps), *context.args]

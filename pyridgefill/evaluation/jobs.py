@@ -27,6 +27,7 @@ from pyridgefill.evaluation.session import Session
 from pyridgefill.evaluation.squad import SquadTask
 from pyridgefill.evaluation.text import text_windows
 from pyridgefill.evaluation.variants import Variant
+from pyridgefill.files import digest
 
 MULTI_KEY = "multi-key"
 
@@ -71,10 +72,10 @@ class Setting:
 
 
 def file_name(path: Path) -> str:
-    """A file's name and size, which tell it from others in results."""
+    """A file's name and a hash of its content, which tells it from others in results."""
     if not path.is_file():
         raise CorpusError(f"{path}: no such file", "give the path of a file")
-    return f"{path.name} ({path.stat().st_size} bytes)"
+    return f"{path.name} ({digest(path)})"
 
 
 def _scored(
@@ -200,6 +201,8 @@ def stored_far_texts(
 
 def kld_jobs(setting: Setting, *, lengths: Sequence[int], texts: int, generated: int, folder: Path) -> list[Job]:
     """Divergence from the exact model on tails and on its own continuation."""
+    if setting.tail < 2 and not generated:
+        raise RidgeFillError("a tail of 1 row and no generated tokens leave nothing to compare", "give a longer --tail")
     jobs = []
     for ctx in lengths:
         params = setting.params(ctx, texts=texts, generated=generated)

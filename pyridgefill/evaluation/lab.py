@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from pyridgefill import __version__
 from pyridgefill.evaluation.results import ResultFile
 from pyridgefill.evaluation.session import Session
 from pyridgefill.evaluation.variants import Variant
+from pyridgefill.files import digest
+from pyridgefill.maps.base import model_shards
 
 Result = dict[str, Any]
 Advance = Callable[[], None]
@@ -47,6 +50,14 @@ class Job:
         return f"{self.task} {sorted(self.params.items())}"
 
 
+@cache
+def model_cell(path: Path) -> dict[str, Any]:
+    """What tells a model from others in results: name, size and a hash of its content."""
+    files = model_shards(path)
+    content = digest(path) if len(files) == 1 else "-".join(digest(file) for file in files)
+    return {"model": path.name, "model_bytes": sum(file.stat().st_size for file in files), "model_digest": content}
+
+
 @dataclass
 class Lab:
     """A session with its model's name and the file that results go to."""
@@ -58,8 +69,7 @@ class Lab:
 
     def cell(self, job: Job) -> dict[str, Any]:
         """What a job's result depends on."""
-        name = {"model": self.model.name, "model_bytes": self.model.stat().st_size}
-        return {"task": job.task, **name, **job.params, **job.variant.cell}
+        return {"task": job.task, **model_cell(self.model), **job.params, **job.variant.cell}
 
     def run(
         self, jobs: Sequence[Job], *, on_start: Callable[[int], None] = lambda _total: None, advance: Advance

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pyridgefill.chunks import ChatFormatter, Tokenizer
-from pyridgefill.errors import CorpusError
+from pyridgefill.errors import CorpusError, ModelError
 from pyridgefill.evaluation.intervals import mcnemar, mean_difference, paired_bootstrap, wilson
 from pyridgefill.evaluation.layout import make_frame
 from pyridgefill.evaluation.session import Session
@@ -51,7 +51,7 @@ def read_longbench(path: Path) -> list[dict[str, str]]:
             records = [json.loads(line) for line in text.splitlines() if line.strip()]
     except OSError as error:
         raise CorpusError(f"{path}: cannot read: {error.strerror or error}", "give LongBench v2's JSON file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorpusError(f"{path}: not JSON: {error}", "give LongBench v2's JSON file") from error
     fields = ("_id", "question", *(f"choice_{letter}" for letter in LETTERS), "answer", "context")
     for number, record in enumerate(records, start=1):
@@ -87,6 +87,11 @@ def make_choice(
     frame.check(tail)
     text = tokenizer.tokenize(record["context"].strip(), parse_special=False)
     room = n_prompt - len(frame.head) - len(frame.foot)
+    if room < 1:
+        raise ModelError(
+            f"question and choices of {record['_id']} need {n_prompt - room} tokens, which leaves none for the text",
+            f"ask for prompts of more than {n_prompt} tokens",
+        )
     dropped = max(0, len(text) - room)
     if dropped:
         text = [*text[: room // 2], *text[len(text) - (room - room // 2) :]]

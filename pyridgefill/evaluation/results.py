@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.files import check_folder
@@ -25,6 +26,8 @@ class Record(NamedTuple):
     result: dict[str, Any]
     info: dict[str, Any]
 
+
+_BLOCK = 1 << 16
 
 _LINE_START = b'{"cell": '
 
@@ -47,7 +50,6 @@ class ResultFile:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._found: dict[str, Record] = {}
-        self._complete: int | None = None  # bytes before half a line
         if path is not None:
             check_folder(path)
             if path.exists():
@@ -62,13 +64,11 @@ class ResultFile:
                 if not isinstance(record["cell"], dict) or not isinstance(record["result"], dict):
                     raise TypeError("its cell and result are no objects")
                 self._found[_key(record["cell"])] = Record(record["cell"], record["result"], record.get("info", {}))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise _no_result(path, number, str(error)) from error
-        if half:
-            # an interrupted run leaves half a line, other files do not look like one
-            if half[: len(_LINE_START)] != _LINE_START[: len(half)]:
-                raise _no_result(path, len(lines) + 1, f"expected {_LINE_START.decode()}...")
-            self._complete = len(data) - len(half)
+        # an interrupted run leaves half a line, other files do not look like one
+        if half[: len(_LINE_START)] != _LINE_START[: len(half)]:
+            raise _no_result(path, len(lines) + 1, f"expected {_LINE_START.decode()}...")
 
     def find(self, cell: Cell) -> dict[str, Any] | None:
         """The result of a finished cell."""
@@ -86,13 +86,26 @@ class ResultFile:
         if self.path is None:
             return
         line = json.dumps(record._asdict(), ensure_ascii=False)
-        if self._complete is not None:
-            os.truncate(self.path, self._complete)
-            self._complete = None
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with self.path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            _cut_half_line(file)
+            file.write(line.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _cut_half_line(file: BinaryIO) -> None:
+    """Remove what a run that was killed left behind the last line."""
+    end = size = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        end = start + found + 1 if found >= 0 else start
+        if found >= 0:
+            break
+    if end < size:
+        file.truncate(end)
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
+
+# what a word goes on with; in Chinese, Japanese and Korean other words stand next to a value without a space
+_LETTER = r"[^\W\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]"
 
 # a unit with a letter or digit, eight times or more without a break
 _LOOP = re.compile(r"(?s)(.{1,24}?)\1{7,}")
@@ -53,8 +57,9 @@ def gives_value(answer: str, form: str) -> bool:
 
 def _contains(answer: str, pattern: str) -> bool:
     text = _plain(re.sub(r"(?<=\d)[,. ](?=\d{3}(?!\d))", "", answer)) + "\n" + _plain(answer)
-    return re.search(rf"(?<!\w)(?:{pattern})(?!\w)", text) is not None
+    return re.search(rf"(?<!{_LETTER})(?:{pattern})(?!{_LETTER})", text) is not None
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())
+    # full-width letters and digits are those of ASCII
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())

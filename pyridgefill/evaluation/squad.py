@@ -45,7 +45,7 @@ def read_squad(path: Path) -> list[Question]:
                         questions.append(Question(str(paragraph["context"]), str(item["question"]), answers))
     except OSError as error:
         raise CorpusError(f"{path}: cannot read: {error.strerror or error}", "give a file in SQuAD's format") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorpusError(f"{path}: not in SQuAD's format: {type(error).__name__}: {error}", _HINT) from error
     if not questions:
         raise CorpusError(f"{path}: no question has an answer", _HINT)

@@ -149,7 +149,7 @@ def make_variants(
             continue
         own = dict(cell)
         if name == "mean":
-            own["statistics"] = "built-in" if statistics is None else statistics.name
+            own["statistics"] = "built-in" if statistics is None else f"{statistics.name} ({digest(statistics)})"
             if statistics is None:
                 statistics = _collect(model, stored, config, folder, n_threads, on_progress)
         path = folder / f"{name}.ridgefill.gguf"

@@ -79,6 +79,31 @@ def read_base_model(path: str | os.PathLike[str]) -> BaseModel:
     )
 
 
+def difference(expected: BaseModel, found: BaseModel) -> str:
+    """In what two models differ, in words."""
+    names = {
+        "architecture": "architecture",
+        "block_count": "layers",
+        "embedding_length": "width",
+        "vocab_size": "tokens in the vocabulary",
+        "vocab_hash": "vocabulary",
+        "weights_hash": "weights",
+    }
+    pairs = ((words, getattr(expected, name), getattr(found, name)) for name, words in names.items())
+    return "; ".join(f"{words}: expected {want}, found {have}" for words, want, have in pairs if want != have)
+
+
+def model_shards(path: str | os.PathLike[str]) -> list[Path]:
+    """All files of a model, given its first one.
+
+    Raises
+    ------
+    ModelError
+        If one is missing.
+    """
+    return _shards(Path(path))
+
+
 def _open(path: Path) -> GGUFReader:
     try:
         return GGUFReader(path)

@@ -230,7 +230,9 @@ class MapSet:
                 "pyridgefill heads finds them",
             )
         if recommended.budget is not None and not 0 < recommended.budget <= 1:
-            raise MapsError(f"ridgefill.recommended.budget: expected a share up to 1, found {recommended.budget}")
+            raise MapsError(
+                f"ridgefill.recommended.budget: expected a share above 0 and up to 1, found {recommended.budget}"
+            )
         if recommended.pool is not None and min(recommended.pool) < 0:
             raise MapsError(f"ridgefill.recommended.pool_before, pool_after: expected rows, found {recommended.pool}")
         if recommended.queries is not None and recommended.queries < 1:
@@ -256,10 +258,10 @@ class MapSet:
             raise MapsError(f"ridgefill.feature_norm_eps: expected 0 or more, found {self.feature_norm_eps}")
         if self.recommended.split is not None and self.recommended.split not in layers:
             raise MapsError(f"ridgefill.recommended.split: expected one of {layers}, found {self.recommended.split}")
-        for key in ("sink", "tail", "min_prompt"):
+        for key, least in (("sink", 0), ("tail", 1), ("min_prompt", 0)):
             value = getattr(self.recommended, key)
-            if value is not None and value < 0:
-                raise MapsError(f"ridgefill.recommended.{key}: expected 0 or more, found {value}")
+            if value is not None and not least <= value < 1 << 31:
+                raise MapsError(f"ridgefill.recommended.{key}: expected {least} to {(1 << 31) - 1}, found {value}")
         self._validate_selection()
         for item in self.heads:
             if item.split not in layers or not 0 <= item.layer < item.split or item.head < 0:

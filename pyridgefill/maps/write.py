@@ -37,7 +37,9 @@ _LARGEST = {
 }
 
 
-def write_maps(path: str | os.PathLike[str], maps: MapSet, *, weight_type: str = "f16", alignment: int = 32) -> None:
+def write_maps(
+    path: str | os.PathLike[str], maps: MapSet, *, weight_type: str | None = "f16", alignment: int = 32
+) -> None:
     """Write a maps file as docs/map-format.md describes it.
 
     Parameters
@@ -47,7 +49,8 @@ def write_maps(path: str | os.PathLike[str], maps: MapSet, *, weight_type: str =
     maps
         The map set; its arrays are read by blocks of rows, so memory maps are never held in memory.
     weight_type
-        `f32`, `f16`, `bf16`, `q8_0` or `q4_0`; biases are always f32.
+        `f32`, `f16`, `bf16`, `q8_0` or `q4_0`; biases are always f32. None: each map has the type of the file that it
+        was read from, `f16` if it is an array.
     alignment
         Of tensor data in bytes, a power of two.
 
@@ -56,7 +59,7 @@ def write_maps(path: str | os.PathLike[str], maps: MapSet, *, weight_type: str =
     MapsError
         If the map set is not valid, or a value is not finite or too large for the type; names the tensor.
     """
-    if weight_type not in WEIGHT_TYPES:
+    if weight_type is not None and weight_type not in WEIGHT_TYPES:
         raise MapsError(f"weight type {weight_type!r}: expected one of {', '.join(WEIGHT_TYPES)}")
     if alignment < 8 or alignment & (alignment - 1):
         raise MapsError(f"alignment {alignment}: expected a power of two from 8 on")
@@ -68,7 +71,11 @@ def write_maps(path: str | os.PathLike[str], maps: MapSet, *, weight_type: str =
                 writer.add_custom_alignment(alignment)
             _add_metadata(writer, maps)
             tensors = {name: source for item in maps.maps for name, source in item.tensors().items()}
-            types = {name: "f32" if name.endswith(".bias") else weight_type for name in tensors}
+            types = {
+                name: "f32" if name.endswith(".bias") else weight_type or item.weight_type or "f16"
+                for item in maps.maps
+                for name in item.tensors()
+            }
             for name, source in tensors.items():
                 _add_tensor_info(writer, name, source, types[name])
             writer.write_header_to_file()

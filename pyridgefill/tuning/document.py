@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pyridgefill import __version__
 from pyridgefill.evaluation.far_loss import DEFAULT_THRESHOLD, default_near
 from pyridgefill.evaluation.intervals import wilson
-from pyridgefill.evaluation.lab import Result
+from pyridgefill.evaluation.lab import Result, model_cell
 from pyridgefill.evaluation.results import ResultFile, plain
 from pyridgefill.evaluation.variants import BASELINES
 from pyridgefill.maps import BaseModel
@@ -98,7 +99,7 @@ def make_document(
             for stop in sweep.stopped
         ],
         "breakdown": [{"ctx": ctx, **_breakdown(timing)} for ctx, timing in sorted(sweep.parts.items())],
-        "splices": list(_splices(splices, sweep.lab.model.stat().st_size)),
+        "splices": list(_splices(splices, sweep.lab.model)),
         "recommended": {
             "point": sweep.measured.index(best),
             "accepted": sweep.recommendation.accepted,
@@ -213,9 +214,10 @@ def _breakdown(timing: Result) -> dict[str, Any]:
     return {"exact": median(seconds["exact"]), "fill": median(seconds["fill"]), "parts": parts}
 
 
-def _splices(results: ResultFile, model_bytes: int) -> Iterator[dict[str, Any]]:
+def _splices(results: ResultFile, model: Path) -> Iterator[dict[str, Any]]:
     """What exact parts recover and filled ones cause, of this model's own maps."""
+    digest = model_cell(model)["model_digest"]
     for cell, result, _ in results.records():
-        wanted = cell.get("task") == "splice" and cell.get("model_bytes") == model_bytes
+        wanted = cell.get("task") == "splice" and cell.get("model_digest") == digest
         if wanted and "splice" in cell and cell["variant"] == "fill":
             yield {**{key: cell[key] for key in ("ctx", "tail", "split")}, **cell["splice"], "share": result["share"]}

@@ -10,6 +10,7 @@ from typing import Any
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.heads import find_heads
 from pyridgefill.evaluation.jobs import file_name
+from pyridgefill.evaluation.lab import model_cell
 from pyridgefill.evaluation.results import ResultFile
 from pyridgefill.files import digest
 from pyridgefill.fit import FitOptions, fit_maps
@@ -59,7 +60,7 @@ class MapStore:
         self._recommended, self._prompts, self._on_step, self._options = recommended, prompts, on_step, options
         self._sums: Statistics | None = None
         self._fits: dict[FitOptions, MapSet] = {}
-        self._base = {"model": model.name, "model_bytes": model.stat().st_size, "statistics": file_name(statistics)}
+        self._base = {**model_cell(model), "statistics": file_name(statistics)}
 
     @property
     def sums(self) -> Statistics:

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,10 @@ def test_spans_of_characters(workshop: Any, tmp_path: Path) -> None:
     assert complete({"chars": (100, 140)}) == n_filled
     assert complete((inside[0], inside[-1] + 1)) == n_filled
     assert complete((inside[0], inside[-1] + 1), given=ids) == n_filled
-    assert complete({"chars": (0, 10**6)}) == 0
+    assert complete({"chars": (0, len(text))}) == 0
+    for beyond in ({"chars": (0, len(text) + 1)}, (5000, 6000), {"tokens": (0, len(ids) + 1)}):
+        with pytest.raises(ValueError, match=f"ends after the prompt of {len(text)} char|of {len(ids)} tokens"):
+            complete(beyond)
     assert complete() == len(ids) - TAIL - SINK
     with pytest.raises(RidgeFillError, match="spans of chars need a prompt that is a text"):
         complete({"chars": (0, 5)}, given=ids)
@@ -319,6 +323,28 @@ def test_heal_makes_the_cache_exact(workshop: Any, settings: dict[str, Any]) -> 
     assert healed >= 300 - SINK - 50
     assert exact(llm, p) == answer(plain(workshop), p) != first
     assert llm.fill_stats == FillStats(reused=299, filled=0, exact=1)
+
+
+def test_logits_from_before_a_heal_are_not_used_again(workshop: Any) -> None:
+    p = prompt(300)
+    llm = selecting(workshop, keep_states=True)
+    list(islice(llm.generate(p, temp=0.0), 1))  # the cache is exactly the prompt
+    llm.heal()
+    assert exact(llm, p) == answer(plain(workshop), p)
+    assert llm.fill_stats == FillStats(reused=299, filled=0, exact=1)
+
+
+def test_a_repeated_prompt_keeps_its_selection(workshop: Any) -> None:
+    p = prompt(300)
+    llm = selecting(workshop, select="attention", heads=HEADS, budget=0.1)
+    first = answer(llm, p)
+    assert answer(llm, p) == first
+    assert llm.fill_stats == FillStats(reused=299, filled=0, exact=1, selected=0)
+    n_selected = round(0.1 * (300 - TAIL - SINK))
+    llm.reset()
+    answer(llm, p)
+    assert llm.fill_stats is not None
+    assert llm.fill_stats.selected == n_selected, "nothing is there any more"
 
 
 def test_heal_needs_split_states(llm: Llama) -> None:

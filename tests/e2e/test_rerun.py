@@ -257,8 +257,7 @@ def test_cells_that_another_sequence_has_behind_other_rows_do_not_heal(workshop:
         ctx.seq_cp(0, 1, *shared)
         for seq in (0, 1):
             with pytest.raises(RefusedError, match="in cells that another sequence has behind other rows"):
-                while ctx.heal(seq, 64):
-                    pass
+                ctx.heal(seq, N)
         while ctx.heal(-1, 64):
             pass
         assert ctx.reusable(0, N) <= shared[0]

@@ -180,8 +180,10 @@ def test_repack(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixture[str]) 
     out, _ = output(capsys, "repack", maps, "-o", small, "--splits", "recommended", "--tail", 99, "--json")
     report = json.loads(out)
     assert report["recommended"]["tail"] == 99
-    assert {item["type"] for item in report["maps"]} == {"f16"}
+    assert {item["type"] for item in report["maps"]} == {"f32"}, "as in the file"
+    output(capsys, "repack", maps, "-o", small, "--splits", "recommended", "--tail", 99, "--type", "f16")
     kept = read_maps(small)
+    assert {item.weight_type for item in kept.maps} == {"f16"}
     assert [split.layer for split in kept.splits] == [whole.recommended.split]
     for item in kept.maps:
         same = next(other for other in whole.maps if other.name == item.name)
@@ -192,6 +194,16 @@ def test_repack(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixture[str]) 
     assert "split 1 is not in the maps file" in error
     _, error = output(capsys, "repack", maps, "-o", small, "--select", "attention", "--budget", "0.1", code=1)
     assert "expected retrieval heads" in error
+    _, error = output(capsys, "repack", maps, "-o", small, "--tail", 0, code=2)
+    assert "--tail" in error
+    _, error = output(capsys, "repack", maps, "-o", small, "--tail", 1 << 31, code=1)
+    assert "ridgefill.recommended.tail: expected 1 to 2147483647" in error
+    _, error = output(capsys, "repack", maps, "-o", small, "--budget", 0, code=1)
+    assert "--budget 0: expected a share above 0 and up to 1" in error
+    _, error = output(capsys, "repack", maps, "-o", small, "--select", "none", "--budget", 0.3, code=1)
+    assert "--budget does not go with --select none" in error
+    _, error = output(capsys, "repack", maps, "-o", small, "--splits", "auto", code=1)
+    assert "--splits 'auto': expected all, recommended, or a list" in error
     assert read_maps(small).recommended.tail == 99, "what was there before stays"
 
 

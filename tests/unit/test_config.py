@@ -28,6 +28,21 @@ def test_budgets_that_are_no_number_of_rows(budget: float) -> None:
         RidgeFillConfig(budget=budget)
 
 
+@pytest.mark.parametrize("budget", [1.5, 2.5, 100.25])
+def test_budgets_between_shares_and_rows(budget: float) -> None:
+    with pytest.raises(ValueError, match=r"a share of the filled rows up to 1, or a whole number of rows from 2 on"):
+        RidgeFillConfig(budget=budget)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"heads": "9.6"}, {"heads": ((9,),)}, {"pool": 5}, {"pool": "55"}, {"split": "10"}, {"tail": 2.5}, {"sink": True}],
+)
+def test_settings_of_another_type(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"RidgeFillConfig\.{next(iter(wrong))}: expected"):
+        RidgeFillConfig(**wrong)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"pool": (2**32, 0)}, {"pool": (0, -1)}, {"pool": (1, 2, 3)}, {"heads": ((2**32, 0),)}, {"heads": ((0, 2**32),)}],

@@ -57,6 +57,8 @@ def test_the_middle_of_long_texts_is_cut_out(template) -> None:
     assert len(whole.tokens) == 1500 + choice.dropped
     with pytest.raises(ModelError, match="the tail 50"):
         make_choice(LETTERS, template, record(1), n_prompt=1500, tail=50)
+    with pytest.raises(ModelError, match="which leaves none for the text"):
+        make_choice(LETTERS, template, record(1), n_prompt=50, tail=400)
 
 
 def test_scores() -> None:

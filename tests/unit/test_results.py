@@ -52,6 +52,20 @@ def test_half_a_first_line(tmp_path, size) -> None:
     assert path.read_bytes() == whole
 
 
+def test_two_runs_write_one_file(tmp_path) -> None:
+    path = tmp_path / "results.jsonl"
+    ResultFile(path).add(CELL, {"hits": 3}, {})
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:20])
+    first, second = ResultFile(path), ResultFile(path)
+    first.add({**CELL, "ctx": 1}, {"hits": 1}, {})
+    first.add({**CELL, "ctx": 2}, {"hits": 2}, {})
+    second.add({**CELL, "ctx": 3}, {"hits": 3}, {"long": "x" * 200_000})
+    path.write_bytes(path.read_bytes()[:-1])
+    second.add({**CELL, "ctx": 4}, {"hits": 4}, {})
+    assert [record.cell["ctx"] for record in ResultFile(path).records()] == [2048, 1, 2, 4]
+
+
 @pytest.mark.parametrize("data", [b"my notes", b"GGUF\x03\0\0\0", b'{"a": 1}', b'{"cell": 1, "result": 2}\n', b"\n"])
 def test_other_files_are_left_as_they_are(tmp_path, data) -> None:
     path = tmp_path / "precious"

@@ -18,7 +18,11 @@ from pyridgefill.evaluation.score import gives_value, is_degenerate, value_score
         (" 91234567", "1234567", False),
         (" 12345678", "1234567", False),
         ("3, 1234567 and 12, 34", "1234567", True),
-        ("是1234567。", "1234567", False),  # part of a word
+        ("特别号码是1234567。", "1234567", True),
+        ("密码为１２３４５６７", "1234567", True),
+        ("비밀번호는 1234567입니다", "1234567", True),
+        ("é1234567", "1234567", False),
+        ("是91234567。", "1234567", False),
         ("：1234567。", "1234567", True),
         ("", "1234567", False),
         (" Amber-basket-copper\n", "amber-basket-copper", True),

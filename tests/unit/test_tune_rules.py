@@ -9,6 +9,7 @@ import pytest
 
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.intervals import least_hits, wilson
+from pyridgefill.evaluation.lab import model_cell
 from pyridgefill.evaluation.results import ResultFile
 from pyridgefill.evaluation.splice import Splice
 from pyridgefill.tuning.document import _splices
@@ -136,9 +137,15 @@ def test_splice_results_of_this_model_are_shown(tmp_path: Path) -> None:
     share = {"all": {"value": 0.5, "low": 0.4, "high": 0.6}}
     shape = {"task": "splice", "ctx": 400, "tail": 200, "split": 2, "variant": "fill"}
     splice = Splice("exact", ("K", "V"), 3, 5).cell()
-    results.add({**shape, "model_bytes": 10}, {"losses": [[1.0]]}, {})
-    results.add({**shape, "model_bytes": 10, "splice": splice}, {"share": share}, {})
-    results.add({**shape, "model_bytes": 11, "splice": splice}, {"share": share}, {})
-    results.add({**shape, "model_bytes": 10, "variant": "zero", "splice": splice}, {"share": share}, {})
+    model, other = tmp_path / "m.gguf", tmp_path / "other" / "m.gguf"
+    other.parent.mkdir()
+    model.write_bytes(b"one model")
+    other.write_bytes(b"a another")
+    own, others = model_cell(model), model_cell(other)
+    assert (own["model"], own["model_bytes"]) == (others["model"], others["model_bytes"])
+    results.add({**shape, **own}, {"losses": [[1.0]]}, {})
+    results.add({**shape, **own, "splice": splice}, {"share": share}, {})
+    results.add({**shape, **others, "splice": splice}, {"share": share}, {})
+    results.add({**shape, **own, "variant": "zero", "splice": splice}, {"share": share}, {})
     shown = {"into": "exact", "components": ["K", "V"], "layers": [3, 5], "share": share}
-    assert list(_splices(results, 10)) == [{"ctx": 400, "tail": 200, "split": 2, **shown}]
+    assert list(_splices(results, model)) == [{"ctx": 400, "tail": 200, "split": 2, **shown}]
