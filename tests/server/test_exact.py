@@ -223,7 +223,8 @@ def test_damaged_slot_file(kit: Kit) -> None:
         assert ridgefill.slot_file("save", "whole").status_code == 200
         assert ridgefill.slot_file("restore", "missing").status_code == 400
         whole = (folder / "whole").read_bytes()
-        for cut in (1, 8, 12, 20, len(whole) // 2):
+        marks = len(whole) - whole.rfind(b"rfil")
+        for cut in (1, 8, 12, 20, len(whole) // 2, marks - 2, marks - 1, marks):
             (folder / "cut").write_bytes(whole[:-cut])
             assert ridgefill.slot_file("restore", "cut").status_code == 400, cut
             assert same(ridgefill.complete(PROMPT, False), truth)
@@ -231,6 +232,23 @@ def test_damaged_slot_file(kit: Kit) -> None:
             (folder / name).write_bytes(whole[: -len(tail)] + tail)
             assert ridgefill.slot_file("restore", name).status_code == 400, name
             assert same(ridgefill.complete(PROMPT, False), truth)
+
+
+@pytest.mark.parametrize("unified", ["--kv-unified", "--no-kv-unified"])
+def test_a_slot_that_is_named_while_it_is_busy(kit: Kit, unified: str) -> None:
+    """The next request waits for the slot, and takes nothing from the answer that is being made in it."""
+    other = tokens(330, seed=70)
+    long = {"n_predict": 150, "ignore_eos": True, "id_slot": 0}
+    with kit.pair("llama", "-np", "2", "-c", "2048", unified) as (ridgefill, plain):
+        truth = plain.complete(PROMPT, **long, cache_prompt=False)
+        filled(ridgefill, other, id_slot=0)
+        for _ in range(3):
+            with ThreadPoolExecutor(2) as pool:
+                answer = pool.submit(ridgefill.complete, PROMPT, False, **long)
+                time.sleep(0.3)
+                following = pool.submit(filled, ridgefill, other, id_slot=0)
+                assert same(answer.result(), truth)
+                assert following.result().tokens
 
 
 def test_context_shift(kit: Kit) -> None:

@@ -166,6 +166,28 @@ def test_restored_rows_can_run_again(kit: Kit) -> None:
         assert server.complete(longer, True).cached == len(PROMPT)
         wait_until(lambda: server.metric("ridgefill_rows_healed_total") >= len(longer) - SINK)
         assert same(server.complete(PROMPT, False), truth)
+    with kit.serve("llama", *options, "--ridgefill-heal", maps=kit.poison()) as server:
+        assert server.slot_file("restore", "filled").status_code == 200
+        wait_until(lambda: server.metric("ridgefill_rows_healed_total") >= len(PROMPT) - SINK)  # before any request
+        answer = server.complete(PROMPT, False)
+        assert same(answer, truth)
+        assert answer.cached == len(PROMPT) - 1
+
+
+def test_repeated_prompts_keep_their_selection(kit: Kit) -> None:
+    """The last row alone would ask for other rows; another selection than the last one still runs."""
+    with kit.serve("llama", "-np", "1", "-c", "1024", "--cache-ram", "0", *SELECT, maps=kit.poison()) as server:
+        half = {"budget": 0.5}
+        first = server.complete(PROMPT, half)
+        assert first.rows["selected"] == FILLED // 2
+        again = server.complete(PROMPT, half)
+        assert again.cached == len(PROMPT) - 1
+        assert again.rows["selected"] == 0
+        assert same(again, first)
+        assert server.complete(PROMPT, {"budget": 0.75}).rows["selected"] > 0
+        assert server.complete(PROMPT, {"select": "none"}).rows["selected"] == 0
+        assert server.complete(PROMPT, half).rows["selected"] > 0
+        assert server.complete(PROMPT, half, **FRESH).rows["selected"] == FILLED // 2
 
 
 def test_settings_are_told(selecting: Server) -> None:
