@@ -246,7 +246,7 @@ def test_a_slot_that_is_named_while_it_is_busy(kit: Kit, unified: str) -> None:
             with ThreadPoolExecutor(2) as pool:
                 answer = pool.submit(ridgefill.complete, PROMPT, False, **long)
                 time.sleep(0.3)
-                following = pool.submit(filled, ridgefill, other, id_slot=0)
+                following = pool.submit(ridgefill.complete, other, True, id_slot=0)
                 assert same(answer.result(), truth)
                 assert following.result().tokens
 

@@ -215,10 +215,12 @@ bool server_ridgefill_slot::release(llama_context * ctx, int32_t id_slot, const 
 
     const bool drop = drop_cells;
     const bool heal = to_heal && !drop;
+    const auto kept = last;
 
     unmark(ctx, id_slot, *this);
-    *this = {};
+    *this   = {};
     to_heal = heal;
+    last    = kept;
 
     return drop;
 }
