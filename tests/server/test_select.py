@@ -114,11 +114,11 @@ def test_reused_rows(pair: Pair) -> None:
     assert same(exact, pair.plain.complete(longer, **FRESH))
 
     pair.ridgefill.complete(PROMPT, {"budget": 20}, **FRESH)
-    again = pair.ridgefill.complete(PROMPT, {"budget": 20})
+    again = pair.ridgefill.complete(PROMPT, {"budget": 21})
     assert again.count(filled=0, exact=1, reused=len(PROMPT) - 1)
-    assert again.rows["selected"] == 20
+    assert again.rows["selected"] == 21
     mixed = pair.ridgefill.complete(longer, ALL)
-    assert mixed.rows["selected"] == FILLED - 40 + 100 - TAIL
+    assert mixed.rows["selected"] == FILLED - 41 + 100 - TAIL
     assert same(pair.ridgefill.complete(longer, False), pair.plain.complete(longer, **FRESH))
 
 
