@@ -234,21 +234,19 @@ def test_damaged_slot_file(kit: Kit) -> None:
             assert same(ridgefill.complete(PROMPT, False), truth)
 
 
-@pytest.mark.parametrize("unified", ["--kv-unified", "--no-kv-unified"])
-def test_a_slot_that_is_named_while_it_is_busy(kit: Kit, unified: str) -> None:
+def test_a_slot_that_is_named_while_it_is_busy(kit: Kit) -> None:
     """The next request waits for the slot, and takes nothing from the answer that is being made in it."""
-    other = tokens(330, seed=70)
-    long = {"n_predict": 150, "ignore_eos": True, "id_slot": 0}
-    with kit.pair("llama", "-np", "2", "-c", "2048", unified) as (ridgefill, plain):
-        truth = plain.complete(PROMPT, **long, cache_prompt=False)
-        filled(ridgefill, other, id_slot=0)
-        for _ in range(3):
-            with ThreadPoolExecutor(2) as pool:
-                answer = pool.submit(ridgefill.complete, PROMPT, False, **long)
-                time.sleep(0.3)
-                following = pool.submit(ridgefill.complete, other, True, id_slot=0)
-                assert same(answer.result(), truth)
-                assert following.result().tokens
+    other = tokens(200, seed=70)
+    long = {"n_predict": 600, "ignore_eos": True, "id_slot": 0, "cache_prompt": False}
+    with kit.serve("llama", "-np", "1", "-c", "1024", maps=kit.poison()) as server, ThreadPoolExecutor(1) as pool:
+        truth = server.complete(PROMPT, False, **long)
+        filled(server, other)
+        server.complete(tokens(50, seed=9), False)  # the other prompt is in the cache in memory now
+        running = pool.submit(server.complete, PROMPT, False, **long)
+        while not server.get("/slots").json()[0]["is_processing"]:
+            assert not running.done()
+        server.complete(other, True, id_slot=0)
+        assert running.result().tokens == truth.tokens
 
 
 def test_context_shift(kit: Kit) -> None:
