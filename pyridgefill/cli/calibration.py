@@ -19,8 +19,9 @@ from pyridgefill.collect_run import Progress
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.corpus import Corpus
 from pyridgefill.errors import Interrupted
+from pyridgefill.files import check_folder
 from pyridgefill.fit import DEFAULT_RECOMMENDED, FitOptions, fit_maps
-from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
+from pyridgefill.maps import WEIGHT_TYPES, MapSet, Recommended, read_base_model, write_maps
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
 from pyridgefill.statistics import Statistics
 from pyridgefill.statistics import merge as merge_statistics
@@ -56,7 +57,7 @@ DampingOption = Annotated[
     float | None, typer.Option("--damping", min=0, help="λ over the mean eigenvalue; default: chosen per map.")
 ]
 SinkOption = Annotated[int, typer.Option("--sink", min=0, help="Recommended number of exact first rows.")]
-TailOption = Annotated[int, typer.Option("--tail", min=0, help="Recommended number of exact last rows.")]
+TailOption = Annotated[int, typer.Option("--tail", min=1, help="Recommended number of exact last rows.")]
 MinPromptOption = Annotated[int, typer.Option("--min-prompt", min=0, help="Recommended shortest prompt to fill.")]
 
 _SINK, _TAIL, _MIN_PROMPT = DEFAULT_RECOMMENDED.sink or 0, DEFAULT_RECOMMENDED.tail or 0, 1024
@@ -110,7 +111,7 @@ def collect(
 
 
 def merge(
-    inputs: Annotated[list[Path], typer.Argument(help="Statistics files of runs over different text.")],
+    inputs: Annotated[list[Path], typer.Argument(metavar="STATISTICS...", help="Files of runs over different text.")],
     output: OutputOption,
     as_json: JsonOption = False,
 ) -> None:
@@ -137,6 +138,8 @@ def fit(
     as_json: JsonOption = False,
 ) -> None:
     """Fit maps from statistics: λ per map on held-out text, then the maps file."""
+    check_folder(output)
+    common.choice("--type", weight_type, tuple(WEIGHT_TYPES))
     loaded = read_statistics(statistics)
     chosen = None if splits == "all" else common.parse_splits(splits, loaded.base.block_count)
     options = FitOptions(common.choice("--target", target, TARGETS), rank, bias, damping)
@@ -172,6 +175,8 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Make a maps file: collect, fit, find retrieval heads, and with --splits auto try which settings to recommend."""
+    check_folder(output)
+    common.choice("--type", weight_type, tuple(WEIGHT_TYPES))
     options = CollectOptions(
         splits=common.parse_splits(splits, read_base_model(model).block_count),
         targets=(common.choice("--target", target, TARGETS),),

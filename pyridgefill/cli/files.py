@@ -19,6 +19,7 @@ from pyridgefill.maps import MapSet, Recommended, identity_maps, read_base_model
 from pyridgefill.maps.arrays import open_arrays
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
 from pyridgefill.maps.pack import constant_maps, maps_from_arrays
+from pyridgefill.report.words import size
 from pyridgefill.statistics_file import read_statistics
 
 BASELINES = ("identity", "mean", "zero")
@@ -45,6 +46,8 @@ def pack(
         checked = common.choice("--target", target, TARGETS)
         maps = constant_maps(sums, checked, chosen, mean=source == "mean", recommended=recommended)
     else:
+        if source != "identity" and not Path(source).is_file():
+            raise RidgeFillError(f"{source}: no such file", f"give arrays, or one of {', '.join(BASELINES)}")
         if model is None:
             raise RidgeFillError(f"{source}: the model is not known", "give --model")
         base = read_base_model(model)
@@ -171,6 +174,10 @@ def print_description(description: dict[str, Any]) -> None:
         f"{calibration['rows_massive']} massive, {calibration['rows_nonfinite']} not finite",
         highlight=False,
     )
+    types = sorted({str(item["type"]) for item in description["maps"] if item["type"]})
+    if types:
+        stored = size(Path(description["path"]).stat().st_size)
+        out.print(f"file: {stored}, weights {', '.join(types)}", highlight=False)
     settings = ", ".join(f"{key} {value}" for key, value in description["recommended"].items())
     out.print(f"recommended: {settings or 'nothing'}; features: {description['feature_norm']}", highlight=False)
     for head in description["heads"]:

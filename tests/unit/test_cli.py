@@ -117,7 +117,7 @@ ERRORS = {
     "missing arrays": (["pack", "a.npz", "--model", "MODEL", "-o", "m.gguf"], 1, "a.npz: no such file"),
     "unknown arrays": (["pack", "SELF", "--model", "MODEL", "-o", "m.gguf"], 1, "unknown kind of file '.py'"),
     "bad choice": (["fit", "SUMS", "-o", "m.gguf", "--target", "kv"], 1, "--target 'kv': expected one of proj, input"),
-    "bad type": (["fit", "SUMS", "-o", "m.gguf", "--type", "q2"], 1, "weight type 'q2'"),
+    "bad type": (["fit", "SUMS", "-o", "m.gguf", "--type", "q2"], 1, "--type 'q2': expected one of"),
     "bad splits": (["fit", "SUMS", "-o", "m.gguf", "--splits", "a"], 1, "--splits 'a'"),
     "split not collected": (["fit", "SUMS", "-o", "m.gguf", "--splits", "4"], 1, "split 4 was not collected"),
     "no folder": (["fit", "SUMS", "-o", "none/m.gguf"], 1, "the folder none does not exist"),

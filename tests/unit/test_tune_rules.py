@@ -9,6 +9,7 @@ import pytest
 
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.intervals import least_hits, wilson
+from pyridgefill.evaluation.jobs import file_name
 from pyridgefill.evaluation.lab import model_cell
 from pyridgefill.evaluation.results import ResultFile
 from pyridgefill.evaluation.splice import Splice
@@ -142,6 +143,7 @@ def test_splice_results_of_this_model_are_shown(tmp_path: Path) -> None:
     model.write_bytes(b"one model")
     other.write_bytes(b"a another")
     own, others = model_cell(model), model_cell(other)
+    assert file_name(model) != file_name(other)
     assert (own["model"], own["model_bytes"]) == (others["model"], others["model_bytes"])
     results.add({**shape, **own}, {"losses": [[1.0]]}, {})
     results.add({**shape, **own, "splice": splice}, {"share": share}, {})
