@@ -14,6 +14,12 @@ from pyridgefill.maps import MapSet, read_maps
 from pyridgefill.report.points import scaled
 from pyridgefill.report.words import interval, percent, selected, size
 
+_RECALL = (
+    "Recall is the share of a needle's rows that the head finds, on needles of kinds that it was not chosen by.\n"
+    "Heads are chosen by what they find together: needles, and passages that the end of a text repeats; "
+    "a head that finds no needles is there for these."
+)
+
 _VARIANTS = ("exact", "fill", "identity", "mean", "zero", "drop", "neutral-filler")
 
 Row = Sequence[str]
@@ -93,7 +99,10 @@ def _settings(maps: MapSet) -> str:
         for head in maps.heads
     ]
     text = "## Recommended settings\n\n" + table(("setting", "value"), rows)
-    return text + ("\n\n" + table(("split", "retrieval head", "recall at 2, 5 and 10 %"), heads) if heads else "")
+    if not heads:
+        return text
+    found = table(("split", "retrieval head", "recall at 2, 5 and 10 %"), heads)
+    return f"{text}\n\n{found}\n\n{_RECALL}"
 
 
 def _fit(maps: MapSet) -> str:
