@@ -75,17 +75,18 @@ def variations(document: Document) -> list[dict[str, Any]]:
     if not others:
         return []
     own = next(point for point in document["points"] if point["role"] == "sweep" and same(point, others[0]))
-    sizes = {maps["file"]: maps["parameters"] for maps in document["maps"]}
-    splits = {maps["file"]: len({item["split"] for item in maps["r2"]}) for maps in document["maps"]}
-    files = {maps["file"]: maps["bytes"] for maps in document["maps"]}
+    files = {maps["file"]: maps for maps in document["maps"]}
     rows = []
     for point in [own, *others]:
         numbers = at(point, ctx)
         losses = numbers["losses"]
+        maps = files[point["maps"]]
+        # of a file with several splits, by the number of maps: a lower split has more
+        share = sum(item["split"] == point["split"] for item in maps["r2"]) / len(maps["r2"])
         rows.append({
             "maps": maps_words(point),
-            "megabytes": f"{files[point['maps']] / splits[point['maps']] / 1e6:.1f}",
-            "parameters": f"{sizes[point['maps']] / splits[point['maps']] / 1e6:.1f}",
+            "megabytes": f"{share * maps['bytes'] / 1e6:.1f}",
+            "parameters": f"{share * maps['parameters'] / 1e6:.1f}",
             "ttft": interval(numbers["ttft"], ".2f", key="ratio"),
             "needles": f"{numbers['needles']['hits']} of {numbers['needles']['prompts']}",
             "far": interval(scaled(losses["far"]["relative"], 100), "+.1f") if "far" in losses else "",

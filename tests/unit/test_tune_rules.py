@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from pyridgefill.errors import RidgeFillError
@@ -13,9 +15,12 @@ from pyridgefill.evaluation.jobs import file_name
 from pyridgefill.evaluation.lab import model_cell
 from pyridgefill.evaluation.results import ResultFile
 from pyridgefill.evaluation.splice import Splice
+from pyridgefill.report.tables import variations
 from pyridgefill.tuning.document import _splices
 from pyridgefill.tuning.grid import Grid, Point
 from pyridgefill.tuning.rules import Outcome, Trial, recommend, stops, walk
+
+ROOT = Path(__file__).parents[2]
 
 # 18 of 20 found by the exact model: 14 are not below its interval
 EXACT, LEAST = 18, 14
@@ -151,3 +156,13 @@ def test_splice_results_of_this_model_are_shown(tmp_path: Path) -> None:
     results.add({**shape, **own, "variant": "zero", "splice": splice}, {"share": share}, {})
     shown = {"into": "exact", "components": ["K", "V"], "layers": [3, 5], "share": share}
     assert list(_splices(results, model)) == [{"ctx": 400, "tail": 200, "split": 2, **shown}]
+
+
+def test_a_real_report_tells_the_size_of_one_split() -> None:
+    """The sweep's file holds three splits, the variation's only one, with as many weights for it."""
+    document = json.loads((ROOT / "benchmarks/results/smollm2-tune.json").read_text(encoding="utf-8"))
+    jsonschema.validate(document, json.loads((ROOT / "pyridgefill/tuning/report.schema.json").read_text()))
+    swept, other = variations(document)
+    assert (swept["maps"], other["maps"]) == ("proj, f16", "proj, q8_0")
+    assert swept["parameters"] == other["parameters"] == "4.2"
+    assert (swept["megabytes"], other["megabytes"]) == ("8.4", "4.5")
