@@ -263,8 +263,3 @@ def _config(model: str, maps: bool | str, settings: dict[str, Any]) -> RidgeFill
         )
     except ValueError as error:
         raise RidgeFillError(str(error)) from error
-    except TypeError as error:
-        # the harness reads a value as a text where it is no number
-        raise RidgeFillError(
-            f"model arguments {settings}: {error}", "give numbers where RidgeFillConfig has them"
-        ) from error

@@ -225,7 +225,7 @@ def test_chat_template(made: Any) -> None:
 ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "batch": ({"batch_size": 8}, "one prompt at a time"),
     "device": ({"device": "cuda"}, "device 'cuda'"),
-    "text": ({"sink": "many"}, "model arguments {'sink': 'many'}"),
+    "text": ({"sink": "many"}, "RidgeFillConfig.sink: expected a number, found 'many'"),
     "unknown": ({"tial": 64}, "model argument 'tial' is not known"),
     "exact": ({"maps": False, "tail": 64}, "tail with maps=false"),
     "value": ({"tail": 0}, "expected at least 1, found 0"),
