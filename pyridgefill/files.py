@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyridgefill.errors import RidgeFillError
+from pyridgefill.errors import CorpusError, RidgeFillError
 
 
 def check_folder(path: Path) -> None:
@@ -22,6 +22,19 @@ def digest(path: str | os.PathLike[str]) -> str:
     """A hash of a file's content, 16 hex digits."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:16]
+
+
+def file_name(path: Path) -> str:
+    """A file's name and a hash of its content, which tell it from others in results.
+
+    Raises
+    ------
+    CorpusError
+        If there is no such file.
+    """
+    if not path.is_file():
+        raise CorpusError(f"{path}: no such file", "give the path of a file")
+    return f"{path.name} ({digest(path)})"
 
 
 @contextmanager

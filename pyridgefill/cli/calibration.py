@@ -19,9 +19,8 @@ from pyridgefill.collect_run import Progress
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.corpus import Corpus
 from pyridgefill.errors import Interrupted
-from pyridgefill.files import check_folder
 from pyridgefill.fit import DEFAULT_RECOMMENDED, FitOptions, fit_maps
-from pyridgefill.maps import WEIGHT_TYPES, MapSet, Recommended, read_base_model, write_maps
+from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
 from pyridgefill.statistics import Statistics
 from pyridgefill.statistics import merge as merge_statistics
@@ -138,8 +137,6 @@ def fit(
     as_json: JsonOption = False,
 ) -> None:
     """Fit maps from statistics: λ per map on held-out text, then the maps file."""
-    check_folder(output)
-    common.choice("--type", weight_type, tuple(WEIGHT_TYPES))
     loaded = read_statistics(statistics)
     chosen = None if splits == "all" else common.parse_splits(splits, loaded.base.block_count)
     options = FitOptions(common.choice("--target", target, TARGETS), rank, bias, damping)
@@ -175,8 +172,6 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Make a maps file: collect, fit, find retrieval heads, and with --splits auto try which settings to recommend."""
-    check_folder(output)
-    common.choice("--type", weight_type, tuple(WEIGHT_TYPES))
     options = CollectOptions(
         splits=common.parse_splits(splits, read_base_model(model).block_count),
         targets=(common.choice("--target", target, TARGETS),),

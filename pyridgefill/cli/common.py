@@ -17,18 +17,36 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pyridgefill.errors import RidgeFillError
+from pyridgefill.files import check_folder
 from pyridgefill.machine import describe_machine
+from pyridgefill.maps import WEIGHT_TYPES
 
 # numbers go to stdout, what happens meanwhile to stderr
 stdout = Console(soft_wrap=True)
 stderr = Console(stderr=True, soft_wrap=True)
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's GGUF.")]
-OutputOption = Annotated[Path, typer.Option("--output", "-o", help="File to write; replaced when complete.")]
+
+
+def _check_output(path: Path) -> Path:
+    check_folder(path)
+    return path
+
+
+def _check_type(weight_type: str | None) -> str | None:
+    return None if weight_type is None else choice("--type", weight_type, tuple(WEIGHT_TYPES))
+
+
+OutputOption = Annotated[
+    Path, typer.Option("--output", "-o", callback=_check_output, help="File to write; replaced when complete.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print numbers as JSON.")]
-WeightTypeOption = Annotated[str, typer.Option("--type", help="Weight type: f32, f16, bf16, q8_0 or q4_0.")]
+WeightTypeOption = Annotated[
+    str, typer.Option("--type", callback=_check_type, help="Weight type: f32, f16, bf16, q8_0 or q4_0.")
+]
 SameTypeOption = Annotated[
-    str | None, typer.Option("--type", help="Weight type: f32, f16, bf16, q8_0 or q4_0 [as in the file].")
+    str | None,
+    typer.Option("--type", callback=_check_type, help="Weight type: f32, f16, bf16, q8_0 or q4_0 [as in the file]."),
 ]
 TargetOption = Annotated[str, typer.Option("--target", help="What the maps predict: proj or input.")]
 

@@ -13,8 +13,7 @@ from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, SameTypeOption
 from pyridgefill.cli.selection import with_heads
 from pyridgefill.config import DEFAULT_POOL, DEFAULT_QUERIES, RidgeFillConfig
-from pyridgefill.files import check_folder
-from pyridgefill.maps import WEIGHT_TYPES, read_maps, write_maps
+from pyridgefill.maps import read_maps, write_maps
 
 
 def heads(
@@ -37,9 +36,6 @@ def heads(
     as_json: JsonOption = False,
 ) -> None:
     """Find the attention heads that point at what a question asks for, and store them with the maps."""
-    check_folder(output)
-    if weight_type is not None:
-        common.choice("--type", weight_type, tuple(WEIGHT_TYPES))
     stored = read_maps(maps)
     found = with_heads(
         model,

@@ -13,7 +13,7 @@ import numpy as np
 
 from pyridgefill.builtin_corpora import BUILTIN
 from pyridgefill.chunks import ChatFormatter
-from pyridgefill.errors import CorpusError, ModelError, RidgeFillError
+from pyridgefill.errors import ModelError, RidgeFillError
 from pyridgefill.evaluation.divergence import Reference
 from pyridgefill.evaluation.far_loss import FarText, compare, exact_losses, measured_losses, repeated_tokens
 from pyridgefill.evaluation.lab import Advance, Compute, Job, Result
@@ -27,7 +27,7 @@ from pyridgefill.evaluation.session import Session
 from pyridgefill.evaluation.squad import SquadTask
 from pyridgefill.evaluation.text import text_windows
 from pyridgefill.evaluation.variants import Variant
-from pyridgefill.files import digest
+from pyridgefill.files import file_name
 
 MULTI_KEY = "multi-key"
 
@@ -69,13 +69,6 @@ class Setting:
     def jobs(self, task: str, params: dict[str, Any], size: int, compute: Callable[[Variant], Compute]) -> list[Job]:
         """One job for each variant."""
         return [Job(task, params, variant, size, compute(variant)) for variant in self.variants]
-
-
-def file_name(path: Path) -> str:
-    """A file's name and a hash of its content, which tells it from others in results."""
-    if not path.is_file():
-        raise CorpusError(f"{path}: no such file", "give the path of a file")
-    return f"{path.name} ({digest(path)})"
 
 
 def _scored(

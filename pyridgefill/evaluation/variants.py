@@ -13,7 +13,7 @@ from pyridgefill.config import DEFAULT_BUDGET, DEFAULT_POOL, DEFAULT_QUERIES, Ri
 from pyridgefill.corpus import Corpus
 from pyridgefill.errors import Interrupted, RidgeFillError
 from pyridgefill.evaluation.session import Session
-from pyridgefill.files import digest
+from pyridgefill.files import digest, file_name
 from pyridgefill.maps import MapSet, identity_maps, read_maps, write_maps, zero_maps
 from pyridgefill.maps.pack import constant_maps
 from pyridgefill.statistics_file import read_statistics
@@ -149,7 +149,7 @@ def make_variants(
             continue
         own = dict(cell)
         if name == "mean":
-            own["statistics"] = "built-in" if statistics is None else f"{statistics.name} ({digest(statistics)})"
+            own["statistics"] = "built-in" if statistics is None else file_name(statistics)
             if statistics is None:
                 statistics = _collect(model, stored, config, folder, n_threads, on_progress)
         path = folder / f"{name}.ridgefill.gguf"

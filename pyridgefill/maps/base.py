@@ -61,7 +61,7 @@ def read_base_model(path: str | os.PathLike[str]) -> BaseModel:
     ModelError
         If a file cannot be read, is no model, lacks a key, or a shard is missing.
     """
-    readers = [_open(shard) for shard in _shards(Path(path))]
+    readers = [_open(shard) for shard in model_shards(path)]
     head = readers[0]
     architecture = str(_value(head, "general.architecture", path))
     tokens = _tokens(head, architecture)
@@ -101,19 +101,7 @@ def model_shards(path: str | os.PathLike[str]) -> list[Path]:
     ModelError
         If one is missing.
     """
-    return _shards(Path(path))
-
-
-def _open(path: Path) -> GGUFReader:
-    try:
-        return GGUFReader(path)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot open: {error.strerror or error}", "give the path of a GGUF model") from error
-    except (ValueError, KeyError, IndexError) as error:
-        raise ModelError(f"{path}: not a readable GGUF file: {error}", "give the path of a GGUF model") from error
-
-
-def _shards(path: Path) -> list[Path]:
+    path = Path(path)
     match = _SHARD.search(path.name)
     if match is None:
         return [path]
@@ -123,6 +111,15 @@ def _shards(path: Path) -> list[Path]:
         if not shard.is_file():
             raise ModelError(f"{shard}: shard is missing, expected {count} shards", "download all shards of the model")
     return shards
+
+
+def _open(path: Path) -> GGUFReader:
+    try:
+        return GGUFReader(path)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot open: {error.strerror or error}", "give the path of a GGUF model") from error
+    except (ValueError, KeyError, IndexError) as error:
+        raise ModelError(f"{path}: not a readable GGUF file: {error}", "give the path of a GGUF model") from error
 
 
 def _value(reader: GGUFReader, key: str, path: str | os.PathLike[str]) -> str | int:

@@ -9,10 +9,9 @@ from typing import Any
 
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.heads import find_heads
-from pyridgefill.evaluation.jobs import file_name
 from pyridgefill.evaluation.lab import model_cell
 from pyridgefill.evaluation.results import ResultFile
-from pyridgefill.files import digest
+from pyridgefill.files import digest, file_name
 from pyridgefill.fit import FitOptions, fit_maps
 from pyridgefill.maps import MapSet, Recommended, RetrievalHead, write_maps
 from pyridgefill.maps.model import Target

@@ -11,10 +11,10 @@ import pytest
 
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.intervals import least_hits, wilson
-from pyridgefill.evaluation.jobs import file_name
 from pyridgefill.evaluation.lab import model_cell
 from pyridgefill.evaluation.results import ResultFile
 from pyridgefill.evaluation.splice import Splice
+from pyridgefill.files import file_name
 from pyridgefill.report.tables import variations
 from pyridgefill.tuning.document import _splices
 from pyridgefill.tuning.grid import Grid, Point

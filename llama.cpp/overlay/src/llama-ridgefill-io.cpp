@@ -273,6 +273,16 @@ void llama_context::ridgefill_states_read(llama_io_read_i & io, llama_seq_id seq
     }
 }
 
+// cells of unknown origin must not be used
+static void drop_cells(llama_memory_i & memory, llama_seq_id seq_id) {
+    memory.ridgefill.forget(seq_id);
+    if (seq_id < 0) {
+        memory.clear(true);
+    } else {
+        memory.seq_rm(seq_id, -1, -1);
+    }
+}
+
 void llama_context::ridgefill_state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
     if (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) {
         return;
@@ -280,14 +290,7 @@ void llama_context::ridgefill_state_read(llama_io_read_i & io, llama_seq_id seq_
     ridgefill_update();
 
     auto & marks = memory->ridgefill;
-    const auto forget = [&]() {
-        if (seq_id < 0) {
-            marks.clear();
-        } else {
-            marks.forget(seq_id);
-        }
-    };
-    forget();
+    marks.forget(seq_id);
 
     try {
         uint32_t magic;
@@ -304,14 +307,8 @@ void llama_context::ridgefill_state_read(llama_io_read_i & io, llama_seq_id seq_
             throw std::runtime_error("unknown data behind the memory state");
         }
     } catch (const std::exception &) {
-        // cells of unknown origin must not be used
         io.discard();
-        forget();
-        if (seq_id < 0) {
-            memory->clear(true);
-        } else {
-            memory->seq_rm(seq_id, -1, -1);
-        }
+        drop_cells(*memory, seq_id);
         throw;
     }
 }
@@ -337,10 +334,6 @@ bool llama_context::ridgefill_is_complete(llama_seq_id seq_id) {
         return true;
     }
     LLAMA_LOG_ERROR("RidgeFill: the file has filled cells, and does not say which (hint: it was cut off)\n");
-    if (seq_id < 0) {
-        memory->clear(true);
-    } else {
-        memory->seq_rm(seq_id, -1, -1);
-    }
+    drop_cells(*memory, seq_id);
     return false;
 }

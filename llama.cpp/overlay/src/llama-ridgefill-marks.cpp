@@ -302,6 +302,10 @@ void llama_ridgefill_marks::splice(llama_seq_id seq_id, llama_pos p0, llama_pos 
 }
 
 void llama_ridgefill_marks::forget(llama_seq_id seq_id) {
+    if (seq_id < 0) {
+        clear();
+        return;
+    }
     filled.erase(seq_id);
     states.erase(seq_id);
     healed_to.erase(seq_id);

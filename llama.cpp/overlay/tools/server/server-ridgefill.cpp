@@ -113,9 +113,7 @@ int32_t server_ridgefill_begin(
         int32_t                         n_past) {
     std::vector<llama_ridgefill_range> ranges;
 
-    const auto last = slot.last;
-    slot      = {};
-    slot.last = last;
+    slot.reset();
 
     if (params.info.loaded) {
         auto & rf = stats.ridgefill;
@@ -153,6 +151,12 @@ int32_t server_ridgefill_begin(
     }
 
     return n_past;
+}
+
+void server_ridgefill_slot::reset() {
+    const auto kept = last;
+    *this = {};
+    last  = kept;
 }
 
 void server_ridgefill_slot::restored(const common_params_ridgefill & params) {
@@ -215,12 +219,10 @@ bool server_ridgefill_slot::release(llama_context * ctx, int32_t id_slot, const 
 
     const bool drop = drop_cells;
     const bool heal = to_heal && !drop;
-    const auto kept = last;
 
     unmark(ctx, id_slot, *this);
-    *this   = {};
+    reset();
     to_heal = heal;
-    last    = kept;
 
     return drop;
 }

@@ -80,12 +80,15 @@ struct server_ridgefill_slot {
 
     llama_pos pos_counted = -1; // rows before it are part of the stats
 
-    // what the last prompt selected, stays when the next one starts
+    // what the last prompt selected
     struct {
         llama_ridgefill_select type   = LLAMA_RIDGEFILL_SELECT_NONE;
         double                 budget = 0.0;
         llama_pos              p_end  = -1;
     } last;
+
+    // forget the prompt, but not what it selected
+    void reset();
 
     // call when the slot's cells came from a file
     void restored(const common_params_ridgefill & params);
