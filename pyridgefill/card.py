@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pyridgefill.evaluation.results import SETTING, Record
+from pyridgefill.evaluation.run.results import SETTING, Record
 from pyridgefill.files import digest
 from pyridgefill.maps import MapSet, read_maps
 from pyridgefill.report.points import scaled
-from pyridgefill.report.words import interval, percent, selected, size
+from pyridgefill.words import interval, percent, selected, size
 
 _RECALL = (
     "Recall is the share of a needle's rows that the head finds, on needles of kinds that it was not chosen by.\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyridgefill.chunks import ChatFormatter
+from pyridgefill.calibration.chunks import ChatFormatter
 from pyridgefill.engine import CaptureEngine
 
 

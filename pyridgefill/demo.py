@@ -19,19 +19,19 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pyridgefill.builtin_corpora import DEFAULT_CORPORA
+from pyridgefill.calibration.builtin_corpora import DEFAULT_CORPORA
+from pyridgefill.calibration.collect import CollectOptions, collect
+from pyridgefill.calibration.corpus import Corpus
+from pyridgefill.calibration.fit import FitOptions, fit_maps
 from pyridgefill.chat import chat_formatter
-from pyridgefill.collect import CollectOptions, collect
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.corpus import Corpus
 from pyridgefill.cost import cost_model
 from pyridgefill.errors import RidgeFillError
-from pyridgefill.evaluation.loss import tail_losses
-from pyridgefill.evaluation.needle import make_needles
-from pyridgefill.evaluation.prompts import count_hits
-from pyridgefill.evaluation.session import Session
-from pyridgefill.evaluation.text import text_windows, token_windows
-from pyridgefill.fit import FitOptions, fit_maps
+from pyridgefill.evaluation.prompts.needle import make_needles
+from pyridgefill.evaluation.prompts.text import text_windows, token_windows
+from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.tasks.loss import tail_losses
+from pyridgefill.evaluation.tasks.prompts import count_hits
 from pyridgefill.machine import describe_machine
 from pyridgefill.maps import identity_maps, read_base_model, read_maps, write_maps
 from pyridgefill.maps.model import Recommended, Target

@@ -20,11 +20,11 @@ def bench(
 ) -> None:
     """Time to first token, exact and with maps in turns, with an empty cache."""
     # these load the native library
-    from pyridgefill.evaluation.lab import Lab
-    from pyridgefill.evaluation.results import ResultFile
-    from pyridgefill.evaluation.session import Session
-    from pyridgefill.evaluation.speed import speed_jobs
-    from pyridgefill.evaluation.variants import resolve
+    from pyridgefill.evaluation.run.lab import Lab
+    from pyridgefill.evaluation.run.results import ResultFile
+    from pyridgefill.evaluation.run.session import Session
+    from pyridgefill.evaluation.run.variants import resolve
+    from pyridgefill.evaluation.tasks.speed import speed_jobs
 
     results = ResultFile(options.json)
     config = resolve(options.config(), read_maps(options.maps))

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from pyridgefill.builtin_corpora import BUILTIN, DEFAULT_CORPORA
+from pyridgefill.calibration.builtin_corpora import BUILTIN, DEFAULT_CORPORA
+from pyridgefill.calibration.collect import CollectOptions
+from pyridgefill.calibration.collect import collect as run_collect
+from pyridgefill.calibration.collect_run import Progress
+from pyridgefill.calibration.corpus import Corpus
+from pyridgefill.calibration.fit import DEFAULT_RECOMMENDED, FitOptions, fit_maps
+from pyridgefill.calibration.statistics import Statistics
+from pyridgefill.calibration.statistics import merge as merge_statistics
+from pyridgefill.calibration.statistics_file import read_statistics, write_statistics
+from pyridgefill.calibration.sums import Settings
 from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, TargetOption, WeightTypeOption
 from pyridgefill.cli.selection import print_trials, trial_file, with_heads, with_recommendation
-from pyridgefill.collect import CollectOptions
-from pyridgefill.collect import collect as run_collect
-from pyridgefill.collect_run import Progress
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.corpus import Corpus
 from pyridgefill.errors import Interrupted
-from pyridgefill.fit import DEFAULT_RECOMMENDED, FitOptions, fit_maps
 from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
-from pyridgefill.statistics import Statistics
-from pyridgefill.statistics import merge as merge_statistics
-from pyridgefill.statistics_file import read_statistics, write_statistics
-from pyridgefill.sums import Settings
 
 if TYPE_CHECKING:
-    from pyridgefill.evaluation.propose import Trial
+    from pyridgefill.selection.propose import Trial
 
 CorpusOption = Annotated[
     list[str] | None,

@@ -10,7 +10,7 @@ import typer
 from pyridgefill.card import make_card, measured
 from pyridgefill.cli.common import OutputOption
 from pyridgefill.errors import RidgeFillError
-from pyridgefill.evaluation.results import ResultFile
+from pyridgefill.evaluation.run.results import ResultFile
 from pyridgefill.files import digest, replacing
 
 

@@ -20,8 +20,8 @@ from pyridgefill.maps import read_base_model, read_maps
 from pyridgefill.maps.base import difference
 
 if TYPE_CHECKING:
-    from pyridgefill.evaluation.jobs import Setting
-    from pyridgefill.evaluation.lab import Job, Lab
+    from pyridgefill.evaluation.run.lab import Job, Lab
+    from pyridgefill.evaluation.tasks.jobs import Setting
 
 # tokens behind a prompt: an answer, a continuation
 ANSWER_ROOM = 256
@@ -128,12 +128,12 @@ def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, S
     """
     # these load the native library
     from pyridgefill.chat import chat_formatter
-    from pyridgefill.evaluation.jobs import Setting
-    from pyridgefill.evaluation.lab import Lab
-    from pyridgefill.evaluation.results import ResultFile
-    from pyridgefill.evaluation.session import Session
-    from pyridgefill.evaluation.splice import SpliceSession
-    from pyridgefill.evaluation.variants import make_variants, n_sequences, resolve
+    from pyridgefill.evaluation.run.lab import Lab
+    from pyridgefill.evaluation.run.results import ResultFile
+    from pyridgefill.evaluation.run.session import Session
+    from pyridgefill.evaluation.run.splice import SpliceSession
+    from pyridgefill.evaluation.run.variants import make_variants, n_sequences, resolve
+    from pyridgefill.evaluation.tasks.jobs import Setting
 
     results = ResultFile(options.json)
     stored = read_maps(options.maps)

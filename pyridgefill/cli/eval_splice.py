@@ -21,10 +21,10 @@ from pyridgefill.cli.eval_options import (
 from pyridgefill.errors import RidgeFillError
 
 if TYPE_CHECKING:
-    from pyridgefill.evaluation.jobs import Setting
-    from pyridgefill.evaluation.lab import Lab
-    from pyridgefill.evaluation.splice import Splice, SpliceSession
-    from pyridgefill.evaluation.variants import Variant
+    from pyridgefill.evaluation.run.lab import Lab
+    from pyridgefill.evaluation.run.splice import Splice, SpliceSession
+    from pyridgefill.evaluation.run.variants import Variant
+    from pyridgefill.evaluation.tasks.jobs import Setting
 
 
 _REFUSED = {
@@ -49,8 +49,8 @@ def splice(
     threshold: ThresholdOption = 0.6931,
 ) -> None:
     """Exact K, V, states or layers in the filled memory, and the reverse: what do loss and retrieval recover?"""
-    from pyridgefill.evaluation.far_loss import default_near
-    from pyridgefill.evaluation.splice import DIRECTIONS, SpliceSession, SpliceVariant
+    from pyridgefill.evaluation.run.splice import DIRECTIONS, SpliceSession, SpliceVariant
+    from pyridgefill.evaluation.tasks.far_loss import default_near
 
     if options.select not in ("", "none"):
         raise RidgeFillError(
@@ -97,7 +97,7 @@ class _Row:
 
 
 def _splices(session: SpliceSession, variant: Variant, groups: int, directions: list[str]) -> list[Splice]:
-    from pyridgefill.evaluation.splice import make_splices
+    from pyridgefill.evaluation.run.splice import make_splices
 
     assert variant.config is not None
     assert variant.config.split is not None
@@ -111,8 +111,8 @@ def _measure(
     needles: int,
     filled: dict[int, dict[str, Any]] | None = None,
 ) -> list[_Row]:
-    from pyridgefill.evaluation.jobs import needle_jobs
-    from pyridgefill.evaluation.splice_jobs import NEEDLE_TASK, loss_jobs
+    from pyridgefill.evaluation.tasks.jobs import needle_jobs
+    from pyridgefill.evaluation.tasks.splice_jobs import NEEDLE_TASK, loss_jobs
 
     losses = loss_jobs(setting, **shape, filled=filled)
     hidden = []

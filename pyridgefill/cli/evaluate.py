@@ -45,7 +45,7 @@ def needle(
     ] = None,
 ) -> None:
     """Values hidden in the filled rows: does the answer contain the right one?"""
-    from pyridgefill.evaluation.jobs import needle_jobs
+    from pyridgefill.evaluation.tasks.jobs import needle_jobs
 
     with lab(options) as (bench, setting, _):
         jobs = needle_jobs(
@@ -68,8 +68,8 @@ def ruler(
     squad: Annotated[Path | None, typer.Option("--squad", help="Questions in SQuAD's format, for the task qa.")] = None,
 ) -> None:
     """The task families of RULER: retrieval, variable tracking, word counts, question answering."""
-    from pyridgefill.evaluation.jobs import ruler_jobs
-    from pyridgefill.evaluation.ruler import tasks
+    from pyridgefill.evaluation.prompts.ruler import tasks
+    from pyridgefill.evaluation.tasks.jobs import ruler_jobs
 
     chosen = task or [*tasks(), *(["qa"] if squad is not None else [])]
     with lab(options) as (bench, setting, _):
@@ -86,8 +86,8 @@ def far_loss(
     threshold: ThresholdOption = 0.6931,
 ) -> None:
     """Loss on the tokens of the tail that depend on distant context."""
-    from pyridgefill.evaluation.far_loss import default_near
-    from pyridgefill.evaluation.jobs import far_loss_jobs
+    from pyridgefill.evaluation.tasks.far_loss import default_near
+    from pyridgefill.evaluation.tasks.jobs import far_loss_jobs
 
     with lab(options) as (bench, setting, _):
         skipped = default_near(setting.tail) if near < 0 else near
@@ -111,7 +111,7 @@ def kld(
     ] = 32,
 ) -> None:
     """KL divergence from the exact model and top-1 agreement, on the tail and on what the exact model says next."""
-    from pyridgefill.evaluation.jobs import kld_jobs
+    from pyridgefill.evaluation.tasks.jobs import kld_jobs
 
     with lab(options) as (bench, setting, folder):
         jobs = kld_jobs(setting, lengths=options.lengths, texts=texts, generated=generated, folder=folder)
@@ -140,7 +140,7 @@ def perplexity(
     ] = None,
 ) -> None:
     """Perplexity of rows at the end of texts, which run exact behind the filled ones."""
-    from pyridgefill.evaluation.perplexity import perplexity_jobs
+    from pyridgefill.evaluation.tasks.perplexity import perplexity_jobs
 
     with lab(options) as (bench, setting, _):
         jobs = perplexity_jobs(setting, lengths=options.lengths, texts=texts, score=score)
@@ -164,7 +164,7 @@ def longbench(
     limit: Annotated[int, typer.Option("--limit", min=0, help="The first records only; 0: all.")] = 0,
 ) -> None:
     """LongBench v2: multiple choice over long texts, by the logits of the letters; long texts lose their middle."""
-    from pyridgefill.evaluation.jobs import longbench_jobs
+    from pyridgefill.evaluation.tasks.jobs import longbench_jobs
 
     with lab(options) as (bench, setting, _):
         jobs = longbench_jobs(setting, lengths=options.lengths, path=data, limit=limit)

@@ -10,17 +10,17 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from pyridgefill.calibration.fit import DEFAULT_RECOMMENDED
+from pyridgefill.calibration.statistics_file import read_statistics
 from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, OutputOption, SameTypeOption, TargetOption, WeightTypeOption
 from pyridgefill.cli.selection import complete_selection
 from pyridgefill.errors import RidgeFillError
-from pyridgefill.fit import DEFAULT_RECOMMENDED
 from pyridgefill.maps import MapSet, Recommended, identity_maps, read_base_model, read_maps, write_maps
 from pyridgefill.maps.arrays import open_arrays
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
 from pyridgefill.maps.pack import constant_maps, maps_from_arrays
-from pyridgefill.report.words import size
-from pyridgefill.statistics_file import read_statistics
+from pyridgefill.words import size
 
 BASELINES = ("identity", "mean", "zero")
 

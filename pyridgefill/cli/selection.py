@@ -15,7 +15,7 @@ from pyridgefill.config import DEFAULT_POOL, DEFAULT_QUERIES, RidgeFillConfig
 from pyridgefill.maps import MapSet, Recommended, write_maps
 
 if TYPE_CHECKING:
-    from pyridgefill.evaluation.propose import Trial
+    from pyridgefill.selection.propose import Trial
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def with_heads(model: Path, path: Path, maps: MapSet, config: RidgeFillConfig, *
     config, **options
         For `find_heads`.
     """
-    from pyridgefill.evaluation.heads import find_heads  # loads the native library
+    from pyridgefill.selection.finding import find_heads  # loads the native library
 
     with common.progress_bar("prompts") as bar:
         task = bar.add_task("heads", total=None)
@@ -67,7 +67,7 @@ def with_recommendation(
     maps, trials
         The exact model's trial is the first.
     """
-    from pyridgefill.evaluation.propose import BUDGETS, propose  # loads the native library
+    from pyridgefill.selection.propose import BUDGETS, propose  # loads the native library
 
     splits = [split.layer for split in maps.splits]
     heads = {split: [(item.layer, item.head) for item in maps.heads if item.split == split] for split in splits}

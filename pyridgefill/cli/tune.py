@@ -14,6 +14,7 @@ import typer
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
+from pyridgefill.calibration.statistics_file import Summary, read_summary
 from pyridgefill.cli import common
 from pyridgefill.cli.common import ModelArgument
 from pyridgefill.cli.eval_options import ANSWER_ROOM
@@ -22,7 +23,6 @@ from pyridgefill.files import check_folder, replacing
 from pyridgefill.maps import WEIGHT_TYPES, Recommended, read_base_model
 from pyridgefill.maps.model import TARGETS
 from pyridgefill.report import require_plotly, write_page
-from pyridgefill.statistics_file import Summary, read_summary
 from pyridgefill.tuning.grid import Grid
 
 _Number = TypeVar("_Number", int, float)
@@ -95,11 +95,11 @@ def tune(
 
     # these load the native library
     from pyridgefill.chat import chat_formatter
-    from pyridgefill.evaluation.jobs import Setting
-    from pyridgefill.evaluation.lab import Lab
-    from pyridgefill.evaluation.results import ResultFile
-    from pyridgefill.evaluation.session import Session
-    from pyridgefill.evaluation.variants import BASELINES, n_sequences
+    from pyridgefill.evaluation.run.lab import Lab
+    from pyridgefill.evaluation.run.results import ResultFile
+    from pyridgefill.evaluation.run.session import Session
+    from pyridgefill.evaluation.run.variants import BASELINES, n_sequences
+    from pyridgefill.evaluation.tasks.jobs import Setting
     from pyridgefill.tuning.document import make_document
     from pyridgefill.tuning.maps import MapStore
     from pyridgefill.tuning.sweep import Plan, Sweep

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from pyridgefill.calibration.statistics import Statistics
 from pyridgefill.errors import MapsError
 from pyridgefill.maps.base import BaseModel
 from pyridgefill.maps.model import FeatureNorm, MapSet, Recommended, RowSource, Site, SiteMap, Split, Target
-from pyridgefill.statistics import Statistics
 
 _KEY = re.compile(r"(?:ridgefill\.)?(\d+)\.blk\.(\d+)\.(.+)\.(weight|weight_a|weight_b|bias)")
 

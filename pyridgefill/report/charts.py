@@ -8,7 +8,7 @@ from typing import Any
 from pyridgefill.report import figures
 from pyridgefill.report.figures import Figure
 from pyridgefill.report.points import at, recommended, same, scaled
-from pyridgefill.report.words import describe, selected, times
+from pyridgefill.words import describe, selected, times
 
 Document = dict[str, Any]
 Point = dict[str, Any]

@@ -39,7 +39,8 @@ def render(document: dict[str, Any]) -> str:
     import jinja2
     from plotly.offline import get_plotlyjs
 
-    from pyridgefill.report import charts, tables, words
+    from pyridgefill import words
+    from pyridgefill.report import charts, tables
     from pyridgefill.report.points import recommended
 
     environment = jinja2.Environment(

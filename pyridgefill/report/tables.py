@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyridgefill.report.points import at, recommended, same, scaled
-from pyridgefill.report.words import interval, maps_words, percent, signed_percent, times
+from pyridgefill.words import interval, maps_words, percent, signed_percent, times
 
 Document = dict[str, Any]
 

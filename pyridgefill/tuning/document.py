@@ -11,11 +11,11 @@ from statistics import median
 from typing import Any
 
 from pyridgefill import __version__
-from pyridgefill.evaluation.far_loss import DEFAULT_THRESHOLD, default_near
 from pyridgefill.evaluation.intervals import wilson
-from pyridgefill.evaluation.lab import Result, model_cell
-from pyridgefill.evaluation.results import ResultFile, plain
-from pyridgefill.evaluation.variants import BASELINES
+from pyridgefill.evaluation.run.lab import Result, model_cell
+from pyridgefill.evaluation.run.results import ResultFile, plain
+from pyridgefill.evaluation.run.variants import BASELINES
+from pyridgefill.evaluation.tasks.far_loss import DEFAULT_THRESHOLD, default_near
 from pyridgefill.maps import BaseModel
 from pyridgefill.tuning.grid import Point
 from pyridgefill.tuning.rules import SAME_SPEED

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.maps.model import Target
-from pyridgefill.report.words import selected
+from pyridgefill.words import selected
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from pyridgefill.calibration.fit import FitOptions, fit_maps
+from pyridgefill.calibration.statistics import Statistics
+from pyridgefill.calibration.statistics_file import read_statistics
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.evaluation.heads import find_heads
-from pyridgefill.evaluation.lab import model_cell
-from pyridgefill.evaluation.results import ResultFile
+from pyridgefill.evaluation.run.lab import model_cell
+from pyridgefill.evaluation.run.results import ResultFile
 from pyridgefill.files import digest, file_name
-from pyridgefill.fit import FitOptions, fit_maps
 from pyridgefill.maps import MapSet, Recommended, RetrievalHead, write_maps
 from pyridgefill.maps.model import Target
-from pyridgefill.statistics import Statistics
-from pyridgefill.statistics_file import read_statistics
+from pyridgefill.selection.finding import find_heads
 
 # called with what is done, and with steps done and all of them
 OnStep = Callable[[str, int, int], None]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyridgefill.evaluation.intervals import least_hits
-from pyridgefill.evaluation.propose import MAX_LOSS_INCREASE
-from pyridgefill.report.words import signed_percent
+from pyridgefill.selection.propose import MAX_LOSS_INCREASE
 from pyridgefill.tuning.grid import Point
+from pyridgefill.words import signed_percent
 
 # ratios of times to first token that differ by less are the same
 SAME_SPEED = 0.02

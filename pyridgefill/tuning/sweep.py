@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.evaluation.far_loss import DEFAULT_THRESHOLD, default_near
-from pyridgefill.evaluation.jobs import Setting, far_loss_jobs, kld_jobs, needle_jobs
-from pyridgefill.evaluation.lab import Job, Lab, Result
-from pyridgefill.evaluation.speed import speed_jobs
-from pyridgefill.evaluation.variants import NEUTRAL, Variant, make_cell, make_variants, resolve
+from pyridgefill.evaluation.run.lab import Job, Lab, Result
+from pyridgefill.evaluation.run.variants import NEUTRAL, Variant, make_cell, make_variants, resolve
+from pyridgefill.evaluation.tasks.far_loss import DEFAULT_THRESHOLD, default_near
+from pyridgefill.evaluation.tasks.jobs import Setting, far_loss_jobs, kld_jobs, needle_jobs
+from pyridgefill.evaluation.tasks.speed import speed_jobs
 from pyridgefill.maps import RetrievalHead, read_maps
 from pyridgefill.tuning.grid import Grid, Point
 from pyridgefill.tuning.maps import MapStore, to_heads

@@ -15,17 +15,17 @@ from support import paths
 from support.families import FAMILIES
 from support.tokens import tokens
 
+from pyridgefill.calibration.collect import CollectOptions, collect
+from pyridgefill.calibration.collect_run import Progress
+from pyridgefill.calibration.corpus import Corpus
+from pyridgefill.calibration.fit import FitOptions, fit_maps
+from pyridgefill.calibration.statistics import Statistics
+from pyridgefill.calibration.statistics_file import read_statistics
+from pyridgefill.calibration.sums import Settings
 from pyridgefill.chat import chat_formatter
-from pyridgefill.collect import CollectOptions, collect
-from pyridgefill.collect_run import Progress
-from pyridgefill.corpus import Corpus
 from pyridgefill.engine import CaptureEngine
 from pyridgefill.errors import CorpusError, ModelError, StatisticsError
-from pyridgefill.fit import FitOptions, fit_maps
 from pyridgefill.maps import Site, read_base_model
-from pyridgefill.statistics import Statistics
-from pyridgefill.statistics_file import read_statistics
-from pyridgefill.sums import Settings
 
 ARRAYS = ("xx", "yx", "x", "y", "yy")
 

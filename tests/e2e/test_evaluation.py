@@ -16,12 +16,12 @@ from support.tokens import tokens
 
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import ModelError
-from pyridgefill.evaluation.far_loss import compare, exact_losses, fill_losses
-from pyridgefill.evaluation.loss import token_losses
-from pyridgefill.evaluation.needle import make_keyed_texts, make_needles
-from pyridgefill.evaluation.neutral import SENTENCE, neutral_prompt
-from pyridgefill.evaluation.prompts import count_hits
-from pyridgefill.evaluation.session import Session
+from pyridgefill.evaluation.prompts.needle import make_keyed_texts, make_needles
+from pyridgefill.evaluation.prompts.neutral import SENTENCE, neutral_prompt
+from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.tasks.far_loss import compare, exact_losses, fill_losses
+from pyridgefill.evaluation.tasks.loss import token_losses
+from pyridgefill.evaluation.tasks.prompts import count_hits
 
 N, TAIL, SINK = 300, 64, 4
 

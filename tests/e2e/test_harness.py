@@ -21,9 +21,9 @@ from lm_eval.tasks import TaskManager
 
 from pyridgefill.cli.main import run
 from pyridgefill.errors import ModelError, RidgeFillError
-from pyridgefill.evaluation.harness import RidgeFillLM
-from pyridgefill.evaluation.loss import token_losses
-from pyridgefill.evaluation.session import Session
+from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.tasks.harness import RidgeFillLM
+from pyridgefill.evaluation.tasks.loss import token_losses
 from pyridgefill.maps import identity_maps, read_base_model, write_maps, zero_maps
 
 SPLIT, TAIL, SINK = 28, 48, 4

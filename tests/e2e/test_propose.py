@@ -12,9 +12,9 @@ from support.families import FAMILIES
 
 from pyridgefill.cli.main import run
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.evaluation.heads import find_heads, head_counts
-from pyridgefill.evaluation.propose import Trial, Workload, _settings, propose
 from pyridgefill.maps import read_maps
+from pyridgefill.selection.finding import find_heads, head_counts
+from pyridgefill.selection.propose import Trial, Workload, _settings, propose
 
 SPLIT = FAMILIES["llama"].split
 # a byte is a token: questions are long
@@ -103,7 +103,7 @@ def test_calibrate_recommends(model: Path, tmp_path: Path, capsys: pytest.Captur
 def test_layers_that_do_not_fit_one_graph_score_in_turns(
     workshop: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyridgefill.evaluation import heads
+    from pyridgefill.selection import finding as heads
 
     def find() -> object:
         settings = config(workshop, "identity")

@@ -10,7 +10,7 @@ from support import paths
 from pyridgefill import Llama
 from pyridgefill.card import make_card
 from pyridgefill.config import find_maps
-from pyridgefill.evaluation.results import ResultFile
+from pyridgefill.evaluation.run.results import ResultFile
 from pyridgefill.maps import read_base_model, read_maps
 
 ROOT = Path(__file__).parents[2]

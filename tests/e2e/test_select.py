@@ -12,7 +12,7 @@ from support import capi
 from support.engine import DecodeError
 from support.tokens import tokens
 
-from pyridgefill.heads import score_prompt
+from pyridgefill.selection.ranking import score_prompt
 
 
 def filled(

@@ -15,10 +15,10 @@ from support.tokens import tokens
 from pyridgefill.cli.main import run
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import ModelError, RidgeFillError
-from pyridgefill.evaluation.loss import token_losses
-from pyridgefill.evaluation.session import Session
-from pyridgefill.evaluation.splice import Splice, SpliceSession, SpliceVariant, make_splices
-from pyridgefill.evaluation.variants import Variant
+from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.run.splice import Splice, SpliceSession, SpliceVariant, make_splices
+from pyridgefill.evaluation.run.variants import Variant
+from pyridgefill.evaluation.tasks.loss import token_losses
 from pyridgefill.maps import identity_maps, read_base_model, write_maps
 
 # of whole ubatches: exact and filled rows, in one part or two, are computed alike

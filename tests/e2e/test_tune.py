@@ -82,7 +82,7 @@ def test_numbers_follow_the_schema(document: dict[str, Any]) -> None:
 
 
 def test_lines_follow_their_schema(report: Path) -> None:
-    schema = json.loads((paths.REPOSITORY / "pyridgefill/evaluation/results.schema.json").read_text())
+    schema = json.loads((paths.REPOSITORY / "pyridgefill/evaluation/run/results.schema.json").read_text())
     lines = [json.loads(line) for line in report.with_suffix(".jsonl").read_text().splitlines()]
     for path in (paths.REPOSITORY / "benchmarks" / "results").glob("*-selected.jsonl"):
         lines += [json.loads(line) for line in path.read_text().splitlines()]
@@ -138,7 +138,7 @@ def test_the_command_names_files_and_settings_that_exist(document: dict[str, Any
 def test_a_second_run_computes_nothing(
     model: Path, sums: Path, report: Path, document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyridgefill.evaluation.session import Session
+    from pyridgefill.evaluation.run.session import Session
     from pyridgefill.tuning import maps as tuning_maps
 
     def refuse(*_args: object, **_options: object) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pyridgefill.calibration.statistics import Statistics
+from pyridgefill.calibration.sums import Settings
 from pyridgefill.maps import BaseModel, Site
-from pyridgefill.statistics import Statistics
-from pyridgefill.sums import Settings
 
 WIDTH = 12
 LAYERS = 6

@@ -12,8 +12,8 @@ from test_maps_file import example
 from pyridgefill.card import make_card, table
 from pyridgefill.cli.main import run
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.evaluation.results import SETTING, Record
-from pyridgefill.evaluation.variants import make_cell
+from pyridgefill.evaluation.run.results import SETTING, Record
+from pyridgefill.evaluation.run.variants import make_cell
 from pyridgefill.files import digest
 from pyridgefill.maps import read_maps, write_maps
 

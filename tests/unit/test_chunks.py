@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pyridgefill.chunks import Chunk, Chunker, Digest
-from pyridgefill.corpus import Document
+from pyridgefill.calibration.chunks import Chunk, Chunker, Digest
+from pyridgefill.calibration.corpus import Document
 from pyridgefill.errors import CorpusError
 
 

@@ -12,10 +12,10 @@ from synthetic import BASE, Relation, activations, collected
 from test_base_model import write_model
 
 from pyridgefill import __version__
+from pyridgefill.calibration.statistics_file import read_statistics, write_statistics
 from pyridgefill.cli.main import run
 from pyridgefill.errors import MapsError
 from pyridgefill.maps import read_maps
-from pyridgefill.statistics_file import read_statistics, write_statistics
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyridgefill.corpus import BUILTIN, Corpus, Document, interleave
+from pyridgefill.calibration.corpus import BUILTIN, Corpus, Document, interleave
 from pyridgefill.errors import CorpusError
 
 TEXT = "First line\nsecond line\n\nA new paragraph: größe 文字 😀\nend\n"
@@ -28,14 +28,14 @@ def test_line_ends_and_byte_order_mark_do_not_matter(tmp_path: Path, ending: str
 def test_line_ends_across_read_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = TEXT * 3
     for size in (3, 4, 5, 7):
-        monkeypatch.setattr("pyridgefill.corpus._READ_BYTES", size)
+        monkeypatch.setattr("pyridgefill.calibration.corpus._READ_BYTES", size)
         assert texts(tmp_path / "a.txt", "\ufeff" + text.replace("\n", "\r\n")) == [text]
 
 
 def test_invalid_utf8_names_file_and_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = "größe ".encode() * 5 + b"\xff" + b" rest"
     for size in (1 << 20, 7, 3):
-        monkeypatch.setattr("pyridgefill.corpus._READ_BYTES", size)
+        monkeypatch.setattr("pyridgefill.calibration.corpus._READ_BYTES", size)
         with pytest.raises(CorpusError, match=r"a\.txt: byte 40 is not UTF-8 text"):
             texts(tmp_path / "a.txt", data)
     assert texts(tmp_path / "a.txt", data, errors="replace") == ["größe " * 5 + "\ufffd rest"]
@@ -58,7 +58,7 @@ def test_single_word_and_missing_file(tmp_path: Path) -> None:
 
 @given(st.text(alphabet="ab \n", max_size=400), st.integers(4, 60))
 def test_cutting_keeps_the_text(text: str, limit: int) -> None:
-    from pyridgefill.corpus import _pieces
+    from pyridgefill.calibration.corpus import _pieces
 
     pieces = list(_pieces([text[:100], text[100:]], limit))
     assert all(len(piece) <= limit for piece in pieces)
@@ -67,7 +67,7 @@ def test_cutting_keeps_the_text(text: str, limit: int) -> None:
 
 
 def test_cuts_are_at_paragraphs() -> None:
-    from pyridgefill.corpus import _pieces
+    from pyridgefill.calibration.corpus import _pieces
 
     text = ("word " * 8 + "\n\n") * 10
     assert all(piece.endswith("\n\n") for piece in _pieces([text], 100))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pyridgefill.evaluation.far_loss import GROUPS, FarText, compare
+from pyridgefill.evaluation.tasks.far_loss import GROUPS, FarText, compare
 
 
 def text(seed: int, n: int = 40, far: int = 10) -> FarText:

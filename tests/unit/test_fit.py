@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from synthetic import BASE, SITES, SPLITS, WIDTH, Relation, activations, collected
 
+from pyridgefill.calibration.fit import FitOptions, fit_maps
+from pyridgefill.calibration.statistics import Statistics
+from pyridgefill.calibration.sums import Settings
 from pyridgefill.errors import StatisticsError
-from pyridgefill.fit import FitOptions, fit_maps
 from pyridgefill.maps import MapSet, Recommended, Site, read_maps, write_maps
-from pyridgefill.statistics import Statistics
-from pyridgefill.sums import Settings
 
 
 def predict(maps: MapSet, split: int, site: Site, x: np.ndarray) -> np.ndarray:

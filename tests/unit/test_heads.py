@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pyridgefill.errors import MapsError
-from pyridgefill.heads import ScoredPrompt, choose_heads, recall, score_prompt
 from pyridgefill.maps import MapSet, RetrievalHead, identity_maps, read_maps, write_maps
 from pyridgefill.maps.base import BaseModel
+from pyridgefill.selection.ranking import ScoredPrompt, choose_heads, recall, score_prompt
 
 BASE = BaseModel("llama", 6, 8, 10, "0" * 16, "1" * 16)
 

@@ -9,7 +9,7 @@ from letters import Letters, chat
 from support.longbench import record
 
 from pyridgefill.errors import CorpusError, ModelError
-from pyridgefill.evaluation.longbench import make_choice, read_longbench, summarise_choices
+from pyridgefill.evaluation.tasks.longbench import make_choice, read_longbench, summarise_choices
 
 LETTERS = Letters()
 

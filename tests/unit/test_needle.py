@@ -9,11 +9,11 @@ import pytest
 from letters import Letters, chat
 
 from pyridgefill.errors import CorpusError, ModelError
-from pyridgefill.evaluation.needle import KINDS, make_keyed_texts, make_needles
-from pyridgefill.evaluation.needle_absent import make_absent
-from pyridgefill.evaluation.prompts import Prompt
-from pyridgefill.evaluation.score import gives_value
-from pyridgefill.evaluation.text import text_windows
+from pyridgefill.evaluation.prompts.needle import KINDS, make_keyed_texts, make_needles
+from pyridgefill.evaluation.prompts.needle_absent import make_absent
+from pyridgefill.evaluation.prompts.score import gives_value
+from pyridgefill.evaluation.prompts.text import text_windows
+from pyridgefill.evaluation.tasks.prompts import Prompt
 
 SHAPE = {"n_prompt": 2000, "sink": 4, "tail": 256}
 LETTERS = Letters()

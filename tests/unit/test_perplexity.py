@@ -7,7 +7,7 @@ import math
 import pytest
 
 from pyridgefill.errors import ModelError
-from pyridgefill.evaluation.perplexity import check_score, summarise_losses
+from pyridgefill.evaluation.tasks.perplexity import check_score, summarise_losses
 
 EXACT = [2.0, 2.5, 3.0, 3.5]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pyridgefill.evaluation.divergence import kl_divergence
 from pyridgefill.evaluation.intervals import mcnemar, wilson
-from pyridgefill.evaluation.prompts import summarise
+from pyridgefill.evaluation.tasks.divergence import kl_divergence
+from pyridgefill.evaluation.tasks.prompts import summarise
 
 
 def test_summary_against_exact() -> None:

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyridgefill.evaluation.repeats import repeated_rows
+from pyridgefill.selection.repeats import repeated_rows
 
 
 def test_rows_that_hold_what_comes_next() -> None:

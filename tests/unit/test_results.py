@@ -8,7 +8,7 @@ import math
 import pytest
 
 from pyridgefill.errors import RidgeFillError
-from pyridgefill.evaluation.results import ResultFile, plain
+from pyridgefill.evaluation.run.results import ResultFile, plain
 
 CELL = {"task": "needle", "ctx": 2048, "heads": ("9.6",), "budget": 0.05}
 

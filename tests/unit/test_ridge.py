@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pyridgefill.ridge import DAMPING_GRID, RidgeProblem, r_squared, residual
-from pyridgefill.sums import Sums
+from pyridgefill.calibration.ridge import DAMPING_GRID, RidgeProblem, r_squared, residual
+from pyridgefill.calibration.sums import Sums
 
 Array = NDArray[np.float64]
 ALL = slice(None)

@@ -10,9 +10,9 @@ import pytest
 from letters import Letters, chat
 
 from pyridgefill.errors import CorpusError, ModelError
-from pyridgefill.evaluation.ruler import Shape, check_tasks, make_prompts, tasks
-from pyridgefill.evaluation.ruler_words import english_words
-from pyridgefill.evaluation.squad import SquadTask, read_squad
+from pyridgefill.evaluation.prompts.ruler import Shape, check_tasks, make_prompts, tasks
+from pyridgefill.evaluation.prompts.ruler_words import english_words
+from pyridgefill.evaluation.prompts.squad import SquadTask, read_squad
 
 N, SINK, TAIL = 4000, 4, 400
 LETTERS = Letters()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyridgefill.evaluation.score import gives_value, is_degenerate, value_score
+from pyridgefill.evaluation.prompts.score import gives_value, is_degenerate, value_score
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pyridgefill.errors import ModelError
-from pyridgefill.evaluation.far_loss import FarText
-from pyridgefill.evaluation.splice import Splice, make_splices
-from pyridgefill.evaluation.splice_jobs import share
+from pyridgefill.evaluation.run.splice import Splice, make_splices
+from pyridgefill.evaluation.tasks.far_loss import FarText
+from pyridgefill.evaluation.tasks.splice_jobs import share
 
 DENSE = [("K", "V")] * 10
 HYBRID = [("state",), ("K", "V")] * 5

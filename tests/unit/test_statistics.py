@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import BASE, SITES, SPLITS, WIDTH, activations, collected, part
 
+from pyridgefill.calibration.statistics import Statistics, estimate_bytes, merge
+from pyridgefill.calibration.statistics_file import read_statistics, read_summary, write_statistics
+from pyridgefill.calibration.sums import NormHistogram, Settings, Sums
 from pyridgefill.errors import StatisticsError
 from pyridgefill.maps import Site
-from pyridgefill.statistics import Statistics, estimate_bytes, merge
-from pyridgefill.statistics_file import read_statistics, read_summary, write_statistics
-from pyridgefill.sums import NormHistogram, Settings, Sums
 
 ARRAYS = ("xx", "yx", "x", "y", "yy")
 

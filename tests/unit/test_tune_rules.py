@@ -11,9 +11,9 @@ import pytest
 
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.intervals import least_hits, wilson
-from pyridgefill.evaluation.lab import model_cell
-from pyridgefill.evaluation.results import ResultFile
-from pyridgefill.evaluation.splice import Splice
+from pyridgefill.evaluation.run.lab import model_cell
+from pyridgefill.evaluation.run.results import ResultFile
+from pyridgefill.evaluation.run.splice import Splice
 from pyridgefill.files import file_name
 from pyridgefill.report.tables import variations
 from pyridgefill.tuning.document import _splices

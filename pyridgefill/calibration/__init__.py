@@ -1,0 +1,1 @@
+"""From text to maps: corpus, chunks, sums, ridge maps."""

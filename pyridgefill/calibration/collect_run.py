@@ -1,0 +1,176 @@
+"""One calibration run: where it stands, what it has summed up, and the file that it can be resumed from."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pyridgefill.calibration.chunks import Chunk, Digest
+from pyridgefill.calibration.statistics import Statistics
+from pyridgefill.calibration.statistics_file import read_statistics, write_statistics
+from pyridgefill.engine import CaptureEngine
+from pyridgefill.errors import StatisticsError
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a run, for display: tokens done, tokens wanted (None: unknown), tokens per second of this run."""
+
+    tokens: int
+    total: int | None
+    rate: float
+
+
+@dataclass
+class Position:
+    """Where a run stands: chunks and rows of the next chunk that are in the sums, and the text that they came from.
+
+    `key` are the options that must be equal in a resumed run, `digest` is over the tokens of the chunks so far.
+    """
+
+    key: dict[str, Any]
+    chunks: int = 0
+    rows: int = 0
+    tokens: int = 0
+    document: int = -1
+    digest: str = ""
+
+
+class CollectRun:
+    """Adds chunks to statistics and saves them.
+
+    Parameters
+    ----------
+    statistics
+        Sums so far.
+    position
+        Where they end.
+    output
+        The statistics file.
+    """
+
+    def __init__(self, statistics: Statistics, position: Position, output: str | os.PathLike[str]) -> None:
+        self.statistics = statistics
+        self.position = position
+        self.output = os.fspath(output)
+        self.interrupted = threading.Event()
+
+    @classmethod
+    def resume(cls, output: str | os.PathLike[str], key: dict[str, Any]) -> CollectRun:
+        """Continue from a checkpoint.
+
+        Raises
+        ------
+        StatisticsError
+            If the file is no checkpoint, or was made with other options.
+        """
+        statistics = read_statistics(output)
+        if statistics.progress is None:
+            raise StatisticsError(f"{os.fspath(output)}: a merged file cannot be resumed", "collect to a new file")
+        position = Position(**statistics.progress)
+        for name, value in key.items():
+            if position.key[name] != value:
+                raise StatisticsError(
+                    f"{os.fspath(output)}: {name} differs: the checkpoint has {position.key[name]}, this run {value}",
+                    "resume with the same options",
+                )
+        return cls(statistics, position, output)
+
+    def save(self) -> None:
+        """Write the sums and where they end."""
+        self.statistics.progress = asdict(self.position)
+        write_statistics(self.output, self.statistics)
+
+    def stream(
+        self,
+        engine: CaptureEngine,
+        chunks: Iterable[Chunk],
+        *,
+        tokens: int | None,
+        nonfinite: Literal["skip", "error"],
+        checkpoint_seconds: float,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        """Add chunks until the text ends, `tokens` are reached or the run is interrupted.
+
+        Chunks and rows that are in the sums already are passed over.
+        """
+        position, digest = self.position, Digest()
+        started = saved = time.monotonic()
+        before = position.tokens
+        for chunk in chunks:
+            if self.interrupted.is_set() or (tokens is not None and position.tokens >= tokens and not position.rows):
+                return
+            digest.add(chunk)
+            if chunk.index < position.chunks:
+                continue
+            self._check_text(chunk, digest)
+            self._count_document(chunk)
+            for n_rows in self._add(engine, chunk, nonfinite):
+                position.tokens += n_rows
+                self.statistics.provenance["tokens"] = position.tokens
+                rate = (position.tokens - before) / max(time.monotonic() - started, 1e-9)
+                on_progress(Progress(position.tokens, tokens, rate))
+            if position.rows:
+                return  # interrupted within the chunk
+            if time.monotonic() - saved > checkpoint_seconds:
+                self.save()
+                saved = time.monotonic()
+        if position.chunks and digest.hex() != position.digest:
+            self._text_differs()
+
+    def _add(self, engine: CaptureEngine, chunk: Chunk, nonfinite: Literal["skip", "error"]) -> Iterator[int]:
+        position, n_tokens = self.position, len(chunk.tokens)
+        done = position.rows
+        for start, values in engine.run(chunk.tokens):
+            if start < done:
+                continue  # in the sums already, decoded again for the memory
+            self.statistics.add_block(
+                values, position=start, held_out=chunk.held_out, chunk=chunk.index, nonfinite=nonfinite
+            )
+            position.rows = min(start + engine.n_ubatch, n_tokens)
+            if position.rows == n_tokens:
+                position.chunks, position.rows = chunk.index + 1, 0
+            yield min(engine.n_ubatch, n_tokens - start)
+            if self.interrupted.is_set():
+                return
+
+    def _check_text(self, chunk: Chunk, digest: Digest) -> None:
+        """The chunks before this one, and this one if it is begun, must be those that the sums were made of."""
+        position = self.position
+        seen = digest.hex() if position.rows else digest.before
+        if position.digest and chunk.index == position.chunks and seen != position.digest:
+            self._text_differs()
+        position.digest = digest.hex()
+
+    def _count_document(self, chunk: Chunk) -> None:
+        if chunk.document != self.position.document:
+            self.position.document = chunk.document
+            self.statistics.provenance["documents"] += 1
+            self.statistics.provenance["documents_held_out"] += chunk.held_out
+
+    def _text_differs(self) -> None:
+        raise StatisticsError(f"{self.output}: the corpora differ from the checkpoint's", "collect from the start")
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let Ctrl-C end the run after the current decode; a second one works as ever."""
+
+        def stop(_number: int, _frame: Any) -> None:
+            self.interrupted.set()
+            signal.signal(signal.SIGINT, previous)
+
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread can have a handler
+            return
+        previous = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)

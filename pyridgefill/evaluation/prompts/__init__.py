@@ -1,0 +1,1 @@
+"""What is asked: prompts with known answers, and texts."""

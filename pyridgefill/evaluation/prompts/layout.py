@@ -1,0 +1,142 @@
+"""Lays out prompts by rows: what the answer needs stands before the tail, the question in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyridgefill.calibration.chunks import ChatFormatter, Tokenizer
+from pyridgefill.errors import ModelError
+
+GROUPS = ("filled", "tail", "sink")
+
+_MARK = "\x1fHAYSTACK\x1f"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A prompt's tokens before and after its text."""
+
+    head: tuple[int, ...]
+    foot: tuple[int, ...]
+
+    def check(self, tail: int) -> None:
+        """Raise a ModelError if what follows the text does not fit the tail."""
+        if len(self.foot) > tail:
+            raise ModelError(f"the question has {len(self.foot)} tokens, the tail {tail}", "ask for a longer tail")
+
+
+def make_frame(
+    tokenizer: Tokenizer, chat: ChatFormatter | None, *, request: str, question: str, answer: str, label: str
+) -> Frame:
+    """Render a request around a text.
+
+    Parameters
+    ----------
+    tokenizer, chat
+        The model's; without a chat template the prompt is plain text.
+    request, question
+        Stand before and after the text.
+    answer
+        The start of the answer, the end of the prompt.
+    label
+        Stands before `answer` where there is no chat template.
+    """
+    content = f"{request}\n\n{_MARK}\n\n{question}"
+    rendered = f"{content}\n\n{label}" if chat is None else chat([{"role": "user", "content": content}], [])
+    head, foot = (rendered + answer).split(_MARK)
+    bos = [] if tokenizer.bos is None else [tokenizer.bos]
+    tokens = tokenizer.tokenize(head, parse_special=True)
+    # templates may write the BOS that each prompt gets anyway
+    head_tokens = bos + tokens[len(bos) if bos and tokens[:1] == bos else 0 :]
+    return Frame(tuple(head_tokens), tuple(tokenizer.tokenize(foot, parse_special=True)))
+
+
+@dataclass(frozen=True)
+class Region:
+    """Rows `[first, end)` of a prompt; `where` and `hint` are for those who put too much there."""
+
+    first: int
+    end: int
+    where: str = ""
+    hint: str = "ask for longer prompts or fewer of them"
+
+
+def find_region(group: str, frame: Frame, *, n_prompt: int, sink: int, tail: int) -> Region:
+    """The rows between the frame's ends that may be filled, that the tail has, or that the sink has.
+
+    Parameters
+    ----------
+    group
+        One of `GROUPS`.
+    frame
+        Stands around the text.
+    n_prompt, sink, tail
+        Tokens of the prompt, and how many of them run exact at both ends.
+
+    Raises
+    ------
+    ModelError
+        If the group is not known, or what follows the text does not fit the tail.
+    """
+    frame.check(tail)
+    head, foot = len(frame.head), n_prompt - len(frame.foot)
+    if group == "filled":
+        return Region(max(sink, head), n_prompt - tail)
+    if group == "tail":
+        return Region(n_prompt - tail, foot, " of the tail before the question", "ask for a longer tail")
+    if group == "sink":
+        end = min(sink, n_prompt - tail)
+        return Region(head, end, f" of the sink after the request, which takes {head}", "ask for a longer sink")
+    raise ModelError(f"needles of group {group!r} are not known", f"choose among {', '.join(GROUPS)}")
+
+
+def spread(region: Region, sizes: Sequence[int], depths: Sequence[float]) -> list[int]:
+    """Rows at which pieces start, so that each lies in the region at its depth.
+
+    Parameters
+    ----------
+    region
+        The rows.
+    sizes, depths
+        Of the pieces in ascending order of depth; a depth of 0 starts at its first row, one of 1 stops at its end.
+
+    Raises
+    ------
+    ModelError
+        If pieces would overlap or leave the rows.
+    """
+    first, end = region.first, region.end
+    starts = [first + round(depth * (end - size - first)) for depth, size in zip(depths, sizes, strict=True)]
+    stops = [start + size for start, size in zip(starts, sizes, strict=True)]
+    if any(after < before for after, before in zip([*starts, end], [first, *stops], strict=True)):
+        rows = max(0, end - first)
+        raise ModelError(
+            f"{len(sizes)} needles do not fit {rows} rows{region.where}: they have {sum(sizes)} tokens", region.hint
+        )
+    return starts
+
+
+def assemble(
+    frame: Frame, pieces: Sequence[tuple[int, Sequence[int]]], hay: Sequence[int], n_prompt: int
+) -> tuple[int, ...]:
+    """A prompt of `n_prompt` tokens whose pieces start at the given rows; hay fills what is left.
+
+    Parameters
+    ----------
+    frame
+        Stands around everything.
+    pieces
+        `(start, tokens)` in the order of their rows.
+    hay
+        At least `n_prompt` tokens.
+    n_prompt
+        Tokens of the prompt.
+    """
+    tokens, used = list(frame.head), 0
+    for start, piece in [*pieces, (n_prompt - len(frame.foot), frame.foot)]:
+        gap = start - len(tokens)
+        tokens += hay[used : used + gap]
+        tokens += piece
+        used += gap
+    return tuple(tokens)

@@ -1,0 +1,1 @@
+"""How a prompt is run, and where results are kept."""

@@ -1,0 +1,159 @@
+"""Finds retrieval heads: attention heads below a split that point at the rows which a question asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGUFReader
+
+from pyridgefill._native import LLAMA_RIDGEFILL_MAX_HEADS as MAX_HEADS
+from pyridgefill.chat import chat_formatter
+from pyridgefill.config import DEFAULT_POOL, RidgeFillConfig
+from pyridgefill.evaluation.prompts.needle import KINDS, make_needles
+from pyridgefill.evaluation.prompts.text import text_windows
+from pyridgefill.evaluation.run.session import Session
+from pyridgefill.maps.model import RetrievalHead
+from pyridgefill.selection.ranking import ScoredPrompt, choose_heads, recall, score_prompt
+from pyridgefill.selection.repeats import repeated_rows
+
+# needles of these kinds check the heads that the other kinds have chosen
+CHECK_KINDS = ("uuids", "chinese")
+
+# not the text that evaluations use
+RANKING_CORPUS = "stdlib-code"
+
+
+def find_heads(
+    model_path: str | os.PathLike[str],
+    config: RidgeFillConfig,
+    *,
+    splits: Sequence[int],
+    count: int = 3,
+    prompts: int = 4,
+    lengths: Sequence[int] = (1024, 2048),
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    **options: Any,
+) -> list[RetrievalHead]:
+    """Rank the heads below each split by how well they find needles.
+
+    One prefill of each prompt lets all heads of 32 layers score: what a head sees does not depend on the split above
+    it. Needles of most kinds choose the heads, and texts whose end repeats rows before it, see `repeated_rows`; recall
+    is told on needles of `CHECK_KINDS`.
+
+    Parameters
+    ----------
+    model_path
+        The model's GGUF.
+    config
+        Maps (any quality) that have the highest split, sink, tail, pool and queries; its selection is replaced.
+    splits
+        The heads are in the layers below.
+    count
+        Heads for each split at most.
+    prompts
+        Needles per kind and length, and texts per length.
+    lengths
+        Tokens of the prompts.
+    seed
+        Of the needles.
+    on_progress
+        Called with the number of finished prompts and of all.
+    **options
+        For `CaptureEngine`.
+
+    Returns
+    -------
+    list of RetrievalHead
+        By split, the best first.
+    """
+    highest = max(splits)
+    counts = head_counts(model_path)[:highest]
+    everyone = [(layer, head) for layer, n_head in enumerate(counts) for head in range(n_head)]
+    with Session(model_path, n_ctx=max(lengths) + 64, **options) as session:
+        pool = config.pool or DEFAULT_POOL
+        prompts_made = [*_needles(session, config, lengths, prompts, seed), *_texts(session, config, lengths, prompts)]
+        # no row is selected: the heads score all the same
+        config = replace(config, split=highest, select="attention", budget=0, min_prompt=0, pool=pool)
+        layers = [(layer, -1) for layer, n_head in enumerate(counts) if n_head > 0]
+        groups = [tuple(layers[i : i + MAX_HEADS]) for i in range(0, len(layers), MAX_HEADS)]
+        parts: list[list[ScoredPrompt]] = [[] for _ in prompts_made]
+        for group in groups:
+            session.set_maps(replace(config, heads=group))
+            for index, (_, tokens, rows) in enumerate(prompts_made):
+                parts[index].append(_score(session, tokens, rows, pool))
+                on_progress(sum(map(len, parts)), len(groups) * len(prompts_made))
+    scored = [ScoredPrompt(np.concatenate([part.scores for part in found]), found[0].wanted) for found in parts]
+    kinds = [kind for kind, _, _ in prompts_made]
+    ranking = [prompt for kind, prompt in zip(kinds, scored, strict=True) if kind not in CHECK_KINDS]
+    check = [prompt for kind, prompt in zip(kinds, scored, strict=True) if kind in CHECK_KINDS]
+    return [head for split in splits for head in _choose(split, everyone, ranking, check, count)]
+
+
+# kind, tokens, and the rows that must be found
+_Prompt = tuple[str, Sequence[int], Sequence[int]]
+
+
+def _needles(
+    session: Session, config: RidgeFillConfig, lengths: Sequence[int], prompts: int, seed: int
+) -> Iterator[_Prompt]:
+    chat = chat_formatter(session, add_generation_prompt=True)
+    for length in lengths:
+        shape: dict[str, Any] = {"n_prompt": length, "sink": config.sink or 0, "tail": config.tail or 256}
+        shape["corpus"] = RANKING_CORPUS
+        for index, kind in enumerate(KINDS):
+            for needle in make_needles(session, chat, count=prompts, kind=kind, seed=seed + index, **shape):
+                yield kind, needle.tokens, range(needle.value_start, needle.value_end)
+
+
+def _texts(session: Session, config: RidgeFillConfig, lengths: Sequence[int], prompts: int) -> Iterator[_Prompt]:
+    for length in lengths:
+        made = 0
+        # the windows behind those that hide the needles
+        for tokens in text_windows(session, length, skip=prompts, corpus=RANKING_CORPUS):
+            rows = repeated_rows(tokens, config.sink or 0, config.tail or 256)
+            if rows:
+                yield "repeats", tokens, rows
+                made += 1
+            if made == prompts:
+                break
+
+
+def _score(session: Session, tokens: Sequence[int], rows: Sequence[int], pool: tuple[int, int]) -> ScoredPrompt:
+    session.prefill(tokens)
+    scores, ends = (session.head_scores(len(tokens), end) for end in (False, True))
+    candidates = [row for start, end in session.ranges for row in range(start, end)]
+    return score_prompt(scores, ends, rows, candidates, pool)
+
+
+def _choose(
+    split: int,
+    everyone: Sequence[tuple[int, int]],
+    ranking: Sequence[ScoredPrompt],
+    check: Sequence[ScoredPrompt],
+    count: int,
+) -> list[RetrievalHead]:
+    below = sum(layer < split for layer, _ in everyone)
+
+    def cut(prompts: Sequence[ScoredPrompt]) -> list[ScoredPrompt]:
+        return [ScoredPrompt(prompt.scores[:below], prompt.wanted) for prompt in prompts]
+
+    recalls: npt.NDArray[np.float64] = np.mean([recall(prompt) for prompt in cut(check)], axis=0)
+    return [
+        RetrievalHead(split, *everyone[index], recall=tuple(recalls[index].tolist()))
+        for index in choose_heads(cut(ranking), count)
+    ]
+
+
+def head_counts(model_path: str | os.PathLike[str]) -> list[int]:
+    """Attention heads of each layer, from the model's GGUF."""
+    reader = GGUFReader(str(model_path))
+    arch = str(reader.fields["general.architecture"].contents())
+    n_layer = int(reader.fields[f"{arch}.block_count"].contents())
+    found = reader.fields[f"{arch}.attention.head_count"].contents()
+    return [int(n) for n in found] if isinstance(found, list) else [int(found)] * n_layer
