@@ -18,9 +18,6 @@ from pyridgefill.spans import Span, parse_span
 # maps files beside a model are called <model without .gguf><suffix>
 MAPS_SUFFIX = ".ridgefill.gguf"
 
-# what the engine takes where neither a caller nor the maps file says anything
-DEFAULT_BUDGET, DEFAULT_POOL, DEFAULT_QUERIES = 0.05, (5, 5), 512
-
 # numbers are int32_t in the engine
 _MOST = 2**31 - 1
 

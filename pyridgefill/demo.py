@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pyridgefill import defaults
 from pyridgefill.calibration.builtin_corpora import DEFAULT_CORPORA
 from pyridgefill.calibration.collect import CollectOptions, collect
 from pyridgefill.calibration.corpus import Corpus
@@ -50,9 +51,9 @@ class Settings:
     target: Target = "proj"
     tokens: int = 48_000
     prompt: int = 4096
-    quality_prompt: int = 2048
-    tail: int = 256
-    sink: int = 4
+    quality_prompt: int = defaults.CTX
+    tail: int = defaults.TAIL
+    sink: int = defaults.SINK
     repeats: int = 5
     needles: int = 10
     texts: int = 8
@@ -98,7 +99,9 @@ def calibrate(settings: Settings, progress: Progress) -> None:
     )
     if not complete:
         raise KeyboardInterrupt
-    recommended = Recommended(split=settings.split, sink=settings.sink, tail=settings.tail, min_prompt=1024)
+    recommended = Recommended(
+        split=settings.split, sink=settings.sink, tail=settings.tail, min_prompt=defaults.MIN_PROMPT
+    )
     task = progress.add_task("fit", total=None)
     maps = fit_maps(
         sums,
@@ -202,7 +205,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "machine": describe_machine(settings.n_threads),
         "kv_type": "f16",
         "flash_attention": "auto",
-        "n_ubatch": 512,
+        "n_ubatch": defaults.UBATCH,
     }
 
 

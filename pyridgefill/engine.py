@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from pyridgefill import defaults
 from pyridgefill.errors import ModelError, NativeError
 from pyridgefill.maps.base import BaseModel
 from pyridgefill.maps.model import Site
@@ -50,7 +51,7 @@ class CaptureEngine:
         model_path: str | os.PathLike[str],
         *,
         n_ctx: int,
-        n_ubatch: int = 512,
+        n_ubatch: int = defaults.UBATCH,
         n_threads: int = 0,
         n_gpu_layers: int = 0,
         layer_first: int | None = None,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pyridgefill import defaults
 from pyridgefill.calibration.chunks import Chunker
 from pyridgefill.calibration.collect_run import CollectRun, Position, Progress
 from pyridgefill.calibration.corpus import Corpus, interleave
@@ -48,13 +49,13 @@ class CollectOptions:
     splits: tuple[int, ...]
     targets: tuple[Target, ...] = TARGETS
     tokens: int | None = None
-    n_ctx: int = 2048
-    n_ubatch: int = 512
+    n_ctx: int = defaults.CTX
+    n_ubatch: int = defaults.UBATCH
     n_threads: int = 0
     n_gpu_layers: int = 0
     nonfinite: Literal["skip", "error"] = "skip"
     parse_special: bool = True
-    checkpoint_seconds: float = 300.0
+    checkpoint_seconds: float = defaults.CHECKPOINT_SECONDS
     settings: Settings = field(default_factory=Settings)
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyridgefill import defaults
 from pyridgefill.calibration.ridge import RidgeProblem, r_squared
 from pyridgefill.calibration.statistics import Statistics
 from pyridgefill.calibration.sums import SplitStatistics
 from pyridgefill.errors import StatisticsError
 from pyridgefill.maps.model import Calibration, MapSet, Recommended, Site, SiteMap, Split, Target
 
-DEFAULT_RECOMMENDED = Recommended(sink=4, tail=256, min_prompt=1024)
+DEFAULT_RECOMMENDED = Recommended(sink=defaults.SINK, tail=defaults.TAIL, min_prompt=defaults.MIN_PROMPT)
 
 
 @dataclass(frozen=True)

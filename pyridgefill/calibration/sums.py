@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from pyridgefill import defaults
 from pyridgefill.maps.model import FeatureNorm, Site
 
 Array = npt.NDArray[np.float64]
@@ -35,9 +36,9 @@ class Settings:
 
     feature_norm: FeatureNorm = "rms"
     feature_norm_eps: float = 1e-6
-    skip_first: int = 4
-    massive_ratio: float = 20.0
-    held_out: float = 0.1
+    skip_first: int = defaults.SKIP_FIRST
+    massive_ratio: float = defaults.MASSIVE_RATIO
+    held_out: float = defaults.HELD_OUT
 
 
 @dataclass

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from pyridgefill import defaults
 from pyridgefill.calibration.builtin_corpora import BUILTIN, DEFAULT_CORPORA
 from pyridgefill.calibration.collect import CollectOptions
 from pyridgefill.calibration.collect import collect as run_collect
 from pyridgefill.calibration.collect_run import Progress
 from pyridgefill.calibration.corpus import Corpus
-from pyridgefill.calibration.fit import DEFAULT_RECOMMENDED, FitOptions, fit_maps
+from pyridgefill.calibration.fit import FitOptions, fit_maps
 from pyridgefill.calibration.statistics import Statistics
 from pyridgefill.calibration.statistics import merge as merge_statistics
 from pyridgefill.calibration.statistics_file import read_statistics, write_statistics
@@ -59,8 +60,6 @@ SinkOption = Annotated[int, typer.Option("--sink", min=0, help="Recommended numb
 TailOption = Annotated[int, typer.Option("--tail", min=1, help="Recommended number of exact last rows.")]
 MinPromptOption = Annotated[int, typer.Option("--min-prompt", min=0, help="Recommended shortest prompt to fill.")]
 
-_SINK, _TAIL, _MIN_PROMPT = DEFAULT_RECOMMENDED.sink or 0, DEFAULT_RECOMMENDED.tail or 0, 1024
-
 
 def collect(
     model: ModelArgument,
@@ -68,15 +67,15 @@ def collect(
     corpus: CorpusOption = None,
     splits: SplitsOption = "auto",
     target: Annotated[str, typer.Option("--target", help="What to collect: proj, input or both.")] = "both",
-    tokens: TokensOption = 50_000,
-    n_ctx: ContextOption = 2048,
-    n_ubatch: UbatchOption = 512,
+    tokens: TokensOption = defaults.TOKENS,
+    n_ctx: ContextOption = defaults.CTX,
+    n_ubatch: UbatchOption = defaults.UBATCH,
     threads: ThreadsOption = 0,
     n_gpu_layers: GpuOption = 0,
     feature_norm: NormOption = "rms",
-    held_out: HeldOutOption = 0.1,
-    skip_first: SkipFirstOption = 4,
-    massive_ratio: MassiveOption = 20.0,
+    held_out: HeldOutOption = defaults.HELD_OUT,
+    skip_first: SkipFirstOption = defaults.SKIP_FIRST,
+    massive_ratio: MassiveOption = defaults.MASSIVE_RATIO,
     nonfinite: NonfiniteOption = "skip",
     errors: ErrorsOption = "strict",
     parse_special: SpecialOption = True,
@@ -131,9 +130,9 @@ def fit(
     bias: BiasOption = True,
     damping: DampingOption = None,
     weight_type: WeightTypeOption = "f16",
-    sink: SinkOption = _SINK,
-    tail: TailOption = _TAIL,
-    min_prompt: MinPromptOption = _MIN_PROMPT,
+    sink: SinkOption = defaults.SINK,
+    tail: TailOption = defaults.TAIL,
+    min_prompt: MinPromptOption = defaults.MIN_PROMPT,
     as_json: JsonOption = False,
 ) -> None:
     """Fit maps from statistics: λ per map on held-out text, then the maps file."""
@@ -151,16 +150,16 @@ def calibrate(
     corpus: CorpusOption = None,
     splits: SplitsOption = "auto",
     target: TargetOption = "proj",
-    tokens: TokensOption = 50_000,
-    n_ctx: ContextOption = 2048,
-    n_ubatch: UbatchOption = 512,
+    tokens: TokensOption = defaults.TOKENS,
+    n_ctx: ContextOption = defaults.CTX,
+    n_ubatch: UbatchOption = defaults.UBATCH,
     threads: ThreadsOption = 0,
     n_gpu_layers: GpuOption = 0,
     rank: RankOption = 0,
     weight_type: WeightTypeOption = "f16",
-    sink: SinkOption = _SINK,
-    tail: TailOption = _TAIL,
-    min_prompt: MinPromptOption = _MIN_PROMPT,
+    sink: SinkOption = defaults.SINK,
+    tail: TailOption = defaults.TAIL,
+    min_prompt: MinPromptOption = defaults.MIN_PROMPT,
     heads: Annotated[
         bool, typer.Option("--heads/--no-heads", help="Find retrieval heads, which selection needs.")
     ] = True,
@@ -193,7 +192,7 @@ def calibrate(
         config = RidgeFillConfig(sink=sink, tail=tail)
         engine = {"n_threads": threads, "n_gpu_layers": n_gpu_layers}
         with trial_file(output, maps, weight_type) as path:
-            maps = with_heads(model, path, maps, config, prompts=2, **engine)
+            maps = with_heads(model, path, maps, config, prompts=defaults.HEAD_PROMPTS_CALIBRATE, **engine)
             if splits == "auto":
                 maps, trials = with_recommendation(model, path, maps, config, **engine)
     write_maps(output, maps, weight_type=weight_type)

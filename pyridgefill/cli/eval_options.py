@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from pyridgefill import defaults
 from pyridgefill.cli import common
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import RidgeFillError
@@ -73,7 +74,7 @@ class EvalOptions:
     @property
     def lengths(self) -> list[int]:
         """Tokens of the prompts, each number once."""
-        return list(dict.fromkeys(self.ctx or [2048]))
+        return list(dict.fromkeys(self.ctx or [defaults.CTX]))
 
     def config(self) -> RidgeFillConfig:
         """The fill that is measured."""

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from pyridgefill import defaults
 from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, SameTypeOption
 from pyridgefill.cli.selection import with_heads
-from pyridgefill.config import DEFAULT_POOL, DEFAULT_QUERIES, RidgeFillConfig
+from pyridgefill.config import RidgeFillConfig
 from pyridgefill.maps import read_maps, write_maps
 
 
@@ -20,17 +21,23 @@ def heads(
     model: ModelArgument,
     maps: Annotated[Path, typer.Argument(metavar="MAPS", help="The maps file; it stays as it is.")],
     output: OutputOption,
-    count: Annotated[int, typer.Option("--count", min=1, help="Heads for each split, at most.")] = 3,
-    prompts: Annotated[int, typer.Option("--prompts", min=1, help="Needles of each kind and length.")] = 4,
+    count: Annotated[int, typer.Option("--count", min=1, help="Heads for each split, at most.")] = defaults.HEADS,
+    prompts: Annotated[
+        int, typer.Option("--prompts", min=1, help="Needles of each kind and length.")
+    ] = defaults.HEAD_PROMPTS,
     length: Annotated[list[int] | None, typer.Option("--length", help="Tokens of the prompts; repeatable.")] = None,
-    tail: Annotated[int, typer.Option("--tail", min=64, help="Exact rows at the end; the question is there.")] = 256,
+    tail: Annotated[
+        int, typer.Option("--tail", min=64, help="Exact rows at the end; the question is there.")
+    ] = defaults.TAIL,
     before: Annotated[
         int, typer.Option("--before", min=0, help="A row's score counts half with every so many rows before it.")
-    ] = DEFAULT_POOL[0],
+    ] = defaults.POOL[0],
     after: Annotated[
         int, typer.Option("--after", min=0, help="A row's score counts half with every so many rows after it.")
-    ] = DEFAULT_POOL[1],
-    queries: Annotated[int, typer.Option("--queries", min=1, help="Last rows of a prompt that ask.")] = DEFAULT_QUERIES,
+    ] = defaults.POOL[1],
+    queries: Annotated[
+        int, typer.Option("--queries", min=1, help="Last rows of a prompt that ask.")
+    ] = defaults.QUERIES,
     threads: Annotated[int, typer.Option("--threads", help="0: the CPUs that this process may use.")] = 0,
     weight_type: SameTypeOption = None,
     as_json: JsonOption = False,
@@ -41,7 +48,7 @@ def heads(
         model,
         maps,
         stored,
-        RidgeFillConfig(sink=4, tail=tail, pool=(before, after), queries=queries),
+        RidgeFillConfig(sink=defaults.SINK, tail=tail, pool=(before, after), queries=queries),
         count=count,
         prompts=prompts,
         n_threads=threads,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from pyridgefill import defaults
 from pyridgefill.cli import common
-from pyridgefill.config import DEFAULT_POOL, DEFAULT_QUERIES, RidgeFillConfig
+from pyridgefill.config import RidgeFillConfig
 from pyridgefill.maps import MapSet, Recommended, write_maps
 
 if TYPE_CHECKING:
@@ -67,12 +68,12 @@ def with_recommendation(
     maps, trials
         The exact model's trial is the first.
     """
-    from pyridgefill.selection.propose import BUDGETS, propose  # loads the native library
+    from pyridgefill.selection.propose import propose  # loads the native library
 
     splits = [split.layer for split in maps.splits]
     heads = {split: [(item.layer, item.head) for item in maps.heads if item.split == split] for split in splits}
     with common.progress_bar() as bar:
-        task = bar.add_task("settings", total=1 + len(BUDGETS) * sum(map(bool, heads.values())) + 1)
+        task = bar.add_task("settings", total=1 + len(defaults.BUDGETS) * sum(map(bool, heads.values())) + 1)
         accepted, trials = propose(
             model, replace(config, maps=path), heads, splits=splits, on_trial=lambda _: bar.advance(task), **options
         )
@@ -84,7 +85,7 @@ def with_recommendation(
         maps.recommended,
         split=split,
         select="attention" if selects else "none",
-        budget=max(BUDGETS) if accepted is None else accepted.budget,
+        budget=max(defaults.BUDGETS) if accepted is None else accepted.budget,
         pool=config.pool,
         queries=config.queries,
     )
@@ -96,7 +97,7 @@ def complete_selection(recommended: Recommended) -> Recommended:
     if recommended.select == "none":
         return replace(recommended, budget=None, pool=None, queries=None)
     if recommended.select == "attention":
-        pool, queries = recommended.pool or DEFAULT_POOL, recommended.queries or DEFAULT_QUERIES
+        pool, queries = recommended.pool or defaults.POOL, recommended.queries or defaults.QUERIES
         return replace(recommended, pool=pool, queries=queries)
     return recommended
 

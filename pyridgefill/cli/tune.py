@@ -14,6 +14,7 @@ import typer
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
+from pyridgefill import defaults
 from pyridgefill.calibration.statistics_file import Summary, read_summary
 from pyridgefill.cli import common
 from pyridgefill.cli.common import ModelArgument
@@ -64,11 +65,11 @@ def tune(
     ] = None,
     head_prompts: Annotated[
         int, typer.Option("--head-prompts", min=1, help="Needles of each kind and length to find retrieval heads.")
-    ] = 2,
+    ] = defaults.HEAD_PROMPTS_CALIBRATE,
     max_loss_increase: Annotated[
         float, typer.Option("--max-loss-increase", min=0, help="Of the loss on the tail, that is as good as none.")
-    ] = 0.03,
-    sink: Annotated[int, typer.Option("--sink", min=0, help="Exact rows at the start.")] = 4,
+    ] = defaults.MAX_LOSS_INCREASE,
+    sink: Annotated[int, typer.Option("--sink", min=0, help="Exact rows at the start.")] = defaults.SINK,
     corpus: Annotated[str, typer.Option("--corpus", help="Text file or built-in corpus.")] = "stdlib-packages",
     seed: Annotated[int, typer.Option("--seed", help="Of prompts and intervals.")] = 0,
     threads: Annotated[int, typer.Option("--threads", min=0, help="0: the CPUs that this process may use.")] = 0,
@@ -104,7 +105,7 @@ def tune(
     from pyridgefill.tuning.maps import MapStore
     from pyridgefill.tuning.sweep import Plan, Sweep
 
-    lengths = tuple(sorted(set(ctx or [2048])))
+    lengths = tuple(sorted(set(ctx or [defaults.CTX])))
     chosen = tuple(BASELINES) if baseline is None else tuple(name for name in baseline if name != "none")
     for name in chosen:
         common.choice("--baseline", name, tuple(BASELINES))
@@ -113,7 +114,7 @@ def tune(
     folder = output.with_suffix(".maps")
     folder.mkdir(exist_ok=True)
     engine = {"n_threads": threads, "n_gpu_layers": n_gpu_layers}
-    recommended = Recommended(sink=sink, tail=grid.tails[0], min_prompt=1024)
+    recommended = Recommended(sink=sink, tail=grid.tails[0], min_prompt=defaults.MIN_PROMPT)
     with (
         tempfile.TemporaryDirectory(prefix="ridgefill-") as temporary,
         common.progress_bar() as bar,

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader
 
+from pyridgefill import defaults
 from pyridgefill._native import LLAMA_RIDGEFILL_MAX_HEADS as MAX_HEADS
 from pyridgefill.chat import chat_formatter
-from pyridgefill.config import DEFAULT_POOL, RidgeFillConfig
+from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.prompts.needle import KINDS, make_needles
 from pyridgefill.evaluation.prompts.text import text_windows
 from pyridgefill.evaluation.run.session import Session
@@ -33,9 +34,9 @@ def find_heads(
     config: RidgeFillConfig,
     *,
     splits: Sequence[int],
-    count: int = 3,
-    prompts: int = 4,
-    lengths: Sequence[int] = (1024, 2048),
+    count: int = defaults.HEADS,
+    prompts: int = defaults.HEAD_PROMPTS,
+    lengths: Sequence[int] = defaults.HEAD_LENGTHS,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     **options: Any,
@@ -76,7 +77,7 @@ def find_heads(
     counts = head_counts(model_path)[:highest]
     everyone = [(layer, head) for layer, n_head in enumerate(counts) for head in range(n_head)]
     with Session(model_path, n_ctx=max(lengths) + 64, **options) as session:
-        pool = config.pool or DEFAULT_POOL
+        pool = config.pool or defaults.POOL
         prompts_made = [*_needles(session, config, lengths, prompts, seed), *_texts(session, config, lengths, prompts)]
         # no row is selected: the heads score all the same
         config = replace(config, split=highest, select="attention", budget=0, min_prompt=0, pool=pool)
@@ -104,7 +105,7 @@ def _needles(
 ) -> Iterator[_Prompt]:
     chat = chat_formatter(session, add_generation_prompt=True)
     for length in lengths:
-        shape: dict[str, Any] = {"n_prompt": length, "sink": config.sink or 0, "tail": config.tail or 256}
+        shape: dict[str, Any] = {"n_prompt": length, "sink": config.sink or 0, "tail": config.tail or defaults.TAIL}
         shape["corpus"] = RANKING_CORPUS
         for index, kind in enumerate(KINDS):
             for needle in make_needles(session, chat, count=prompts, kind=kind, seed=seed + index, **shape):
@@ -116,7 +117,7 @@ def _texts(session: Session, config: RidgeFillConfig, lengths: Sequence[int], pr
         made = 0
         # the windows behind those that hide the needles
         for tokens in text_windows(session, length, skip=prompts, corpus=RANKING_CORPUS):
-            rows = repeated_rows(tokens, config.sink or 0, config.tail or 256)
+            rows = repeated_rows(tokens, config.sink or 0, config.tail or defaults.TAIL)
             if rows:
                 yield "repeats", tokens, rows
                 made += 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pyridgefill import defaults
 from pyridgefill.chat import chat_formatter
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.intervals import least_hits
@@ -18,12 +19,6 @@ from pyridgefill.evaluation.run.session import Session
 from pyridgefill.evaluation.tasks.loss import tail_losses
 from pyridgefill.evaluation.tasks.prompts import count_hits
 from pyridgefill.maps import read_base_model
-
-# shares of the filled rows
-BUDGETS = (0.05, 0.10, 0.20)
-
-# relative increase of the loss on the exact tail that is as good as none
-MAX_LOSS_INCREASE = 0.03
 
 # keys and values that no head was chosen by
 _SEED_OFFSET = 1000
@@ -72,10 +67,10 @@ class Workload:
         Of the needles.
     """
 
-    length: int = 2048
+    length: int = defaults.CTX
     keys: int = 4
     texts: int = 4
-    max_loss_increase: float = MAX_LOSS_INCREASE
+    max_loss_increase: float = defaults.MAX_LOSS_INCREASE
     seed: int = 0
 
 
@@ -85,7 +80,7 @@ def propose(
     heads: Mapping[int, Sequence[tuple[int, int]]],
     *,
     splits: Sequence[int],
-    budgets: Sequence[float] = BUDGETS,
+    budgets: Sequence[float] = defaults.BUDGETS,
     workload: Workload | None = None,
     on_trial: Callable[[Trial], None] = lambda _trial: None,
     **options: Any,
@@ -126,7 +121,7 @@ def propose(
         needles = list(_needles(session, config, work))
         windows = text_windows(session, work.length, skip=len(needles))
         texts = [next(windows) for _ in range(work.texts)]
-        tail = config.tail or 256
+        tail = config.tail or defaults.TAIL
         hits = [hit for text in needles for hit in count_hits(session, text.needles)]
         exact_loss = float(np.mean(tail_losses(session, texts, tail)))
         trials = [Trial(None, "none", 0.0, sum(hits), len(hits), exact_loss, True)]
@@ -154,7 +149,7 @@ def _needles(session: Session, config: RidgeFillConfig, work: Workload) -> Itera
             keys=work.keys,
             n_prompt=work.length,
             sink=config.sink or 0,
-            tail=config.tail or 256,
+            tail=config.tail or defaults.TAIL,
             kind=kind,
             seed=_SEED_OFFSET + work.seed + index,
         )

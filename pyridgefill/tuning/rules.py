@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pyridgefill import defaults
 from pyridgefill.evaluation.intervals import least_hits
-from pyridgefill.selection.propose import MAX_LOSS_INCREASE
 from pyridgefill.tuning.grid import Point
 from pyridgefill.words import signed_percent
 
@@ -58,7 +58,7 @@ class Trial:
         """Of the longest prompts, which fill is for."""
         return max(self.outcomes, key=lambda item: item.ctx).ratio
 
-    def faults(self, max_loss_increase: float = MAX_LOSS_INCREASE) -> list[str]:
+    def faults(self, max_loss_increase: float = defaults.MAX_LOSS_INCREASE) -> list[str]:
         """Why the setting is not as good as exact, or not faster; empty if it is both."""
         found = []
         for item in self.outcomes:
@@ -129,7 +129,7 @@ def walk(family: Sequence[Point], measure: Callable[[Point], Trial]) -> tuple[li
     return trials, [], ""
 
 
-def recommend(trials: Sequence[Trial], max_loss_increase: float = MAX_LOSS_INCREASE) -> Recommendation:
+def recommend(trials: Sequence[Trial], max_loss_increase: float = defaults.MAX_LOSS_INCREASE) -> Recommendation:
     """The fastest setting that is as good as exact; among equally fast ones the lowest loss on far tokens.
 
     If none is, the one that finds most needles, then that with the lowest loss on far tokens.

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pyridgefill import defaults
 from pyridgefill.calibration.builtin_corpora import DEFAULT_CORPORA
 from pyridgefill.calibration.collect import CollectOptions, collect
 from pyridgefill.calibration.corpus import Corpus
 from pyridgefill.calibration.statistics_file import read_statistics
-from pyridgefill.config import DEFAULT_BUDGET, DEFAULT_POOL, DEFAULT_QUERIES, RidgeFillConfig
+from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import Interrupted, RidgeFillError
 from pyridgefill.evaluation.run.session import Session
 from pyridgefill.files import digest, file_name
@@ -27,8 +28,6 @@ BASELINES = {
 }
 
 NEUTRAL = "neutral-filler"
-
-MEAN_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -77,13 +76,17 @@ def resolve(config: RidgeFillConfig, maps: MapSet) -> RidgeFillConfig:
     return replace(
         config,
         split=split,
-        sink=config.sink if config.sink is not None else (4 if recommended.sink is None else recommended.sink),
-        tail=config.tail if config.tail is not None else (256 if recommended.tail is None else recommended.tail),
+        sink=config.sink
+        if config.sink is not None
+        else (defaults.SINK if recommended.sink is None else recommended.sink),
+        tail=config.tail
+        if config.tail is not None
+        else (defaults.TAIL if recommended.tail is None else recommended.tail),
         min_prompt=0,
         select=select,  # type: ignore[arg-type]  # a maps file that was read names one of them
-        budget=config.budget if config.budget is not None else recommended.budget or DEFAULT_BUDGET,
-        pool=config.pool or recommended.pool or DEFAULT_POOL,
-        queries=config.queries or recommended.queries or DEFAULT_QUERIES,
+        budget=config.budget if config.budget is not None else recommended.budget or defaults.BUDGET,
+        pool=config.pool or recommended.pool or defaults.POOL,
+        queries=config.queries or recommended.queries or defaults.QUERIES,
         heads=heads if select == "attention" else (),
     )
 
@@ -184,11 +187,11 @@ def _collect(
 ) -> Path:
     assert config.split is not None
     target = next(item.target for item in stored.splits if item.layer == config.split)
-    options = CollectOptions((config.split,), (target,), tokens=MEAN_TOKENS, n_threads=n_threads)
+    options = CollectOptions((config.split,), (target,), tokens=defaults.MEAN_TOKENS, n_threads=n_threads)
     path = folder / "statistics.npz"
     corpora = [Corpus(name) for name in DEFAULT_CORPORA]
     _, complete = collect(
-        model, corpora, path, options, on_progress=lambda state: on_progress(state.tokens, MEAN_TOKENS)
+        model, corpora, path, options, on_progress=lambda state: on_progress(state.tokens, defaults.MEAN_TOKENS)
     )
     if not complete:
         raise Interrupted("interrupted", "finished results are kept, run the same command again")

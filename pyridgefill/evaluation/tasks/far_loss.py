@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pyridgefill import defaults
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.intervals import Interval, paired_bootstrap, ratio_of_sums
@@ -109,7 +110,7 @@ def exact_losses(
     texts: Sequence[Sequence[int]],
     *,
     tail: int,
-    sink: int = 4,
+    sink: int = defaults.SINK,
     near: int | None = None,
     on_progress: Callable[[], None] = lambda: None,
 ) -> list[FarText]:
