@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyridgefill.calibration.chunks import ChatFormatter
-from pyridgefill.engine import CaptureEngine
+from pyridgefill.engine import Engine
 
 
-def chat_template(engine: CaptureEngine) -> str | None:
+def chat_template(engine: Engine) -> str | None:
     """The template that the model's file has, None if it has none."""
     from pyridgefill._native import llama_cpp
 
@@ -17,7 +17,7 @@ def chat_template(engine: CaptureEngine) -> str | None:
     return template.decode() if template else None
 
 
-def chat_formatter(engine: CaptureEngine, *, add_generation_prompt: bool = False) -> ChatFormatter | None:
+def chat_formatter(engine: Engine, *, add_generation_prompt: bool = False) -> ChatFormatter | None:
     """The model's own chat template, None if it has none."""
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 

@@ -1,4 +1,4 @@
-"""A model loaded for calibration: tokens in, the values of all capture sites out, as numpy views without a copy."""
+"""A model and one context of the engine: what calibration records from and what evaluation runs prompts on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyridgefill.maps.base import BaseModel
 from pyridgefill.maps.model import Site
 
 
-class CaptureEngine:
+class Engine:
     """One context with one sequence; use as context manager, or call `close`.
 
     Parameters
@@ -33,15 +33,18 @@ class CaptureEngine:
         0: the CPUs that this process may use.
     n_gpu_layers
         Layers on the GPU.
-    layer_first
-        The lowest layer whose sites are recorded; None records nothing (to time a plain prefill).
     n_sequences
         How many, of `n_ctx` tokens each; batches are of the first one.
+
+    Attributes
+    ----------
+    sites
+        What is recorded, see `capture`.
 
     Raises
     ------
     ModelError
-        If the model cannot be loaded or its architecture cannot be captured.
+        If the model cannot be loaded.
     NativeError
         If the native library is missing, foreign or not patched.
     """
@@ -54,7 +57,6 @@ class CaptureEngine:
         n_ubatch: int = defaults.UBATCH,
         n_threads: int = 0,
         n_gpu_layers: int = 0,
-        layer_first: int | None = None,
         n_sequences: int = 1,
     ) -> None:
         from pyridgefill import _native
@@ -64,8 +66,7 @@ class CaptureEngine:
         self._context: Any = None
         self._batch: Any = None
         self.n_ubatch = min(n_ubatch, n_ctx)
-        # a captured batch is one ubatch
-        self._n_batch = self.n_ubatch if layer_first is not None else n_ctx
+        self.sites: list[Site] = []
         path = Path(model_path)
         if not path.is_file():
             raise ModelError(f"{path}: no such file", "give the path of a GGUF model")
@@ -73,13 +74,21 @@ class CaptureEngine:
         self._c.llama_backend_init()
         try:
             self._load(path, n_ctx, n_threads, n_gpu_layers, n_sequences)
-            if layer_first is not None:
-                done = _native.llama_ridgefill_capture(self._context, layer_first)
-                _native.check(done == 0, f"{path}: cannot capture layers from {layer_first}")
         except BaseException:
             self.close()
             raise
-        count = 0 if layer_first is None else _native.llama_ridgefill_n_sites(self._context)
+
+    def capture(self, layer_first: int) -> None:
+        """Let `run` record the sites of layers from this one on.
+
+        Raises
+        ------
+        NativeError
+            With the library's reason, if the architecture cannot be captured.
+        """
+        done = self._native.llama_ridgefill_capture(self._context, layer_first)
+        self._native.check(done == 0, f"cannot capture layers from {layer_first}")
+        count = self._native.llama_ridgefill_n_sites(self._context)
         self.sites = [self._site(index) for index in range(count)]
 
     def _load(self, path: Path, n_ctx: int, n_threads: int, n_gpu_layers: int, n_sequences: int) -> None:
@@ -91,13 +100,13 @@ class CaptureEngine:
         self._vocab = self._c.llama_model_get_vocab(self._model)
         context = self._c.llama_context_default_params()
         context.n_ctx = n_ctx * n_sequences
-        context.n_batch, context.n_ubatch = self._n_batch, self.n_ubatch
+        context.n_batch, context.n_ubatch = n_ctx, self.n_ubatch
         context.n_seq_max = n_sequences
         context.n_threads = context.n_threads_batch = n_threads or len(os.sched_getaffinity(0))
         self._context = self._c.llama_init_from_model(self._model, context)
         if not self._context:
             raise ModelError(f"{path}: no context of {n_ctx} tokens", "ask for fewer tokens")
-        self._batch = self._c.llama_batch_init(self._n_batch, 0, 1)
+        self._batch = self._c.llama_batch_init(n_ctx, 0, 1)
 
     def _site(self, index: int) -> Site:
         name = self._native.llama_ridgefill_site_name(self._context, index).decode()
@@ -145,7 +154,7 @@ class CaptureEngine:
         return list(tokens[:count])
 
     def run(self, tokens: Sequence[int]) -> Iterator[tuple[int, dict[Site, npt.NDArray[np.float32]]]]:
-        """Decode one chunk from an empty memory.
+        """Decode one chunk from an empty memory, one ubatch after another, and read what `capture` recorded.
 
         Yields
         ------

@@ -12,7 +12,7 @@ from pyridgefill.errors import CorpusError
 
 
 class Tokenizer(Protocol):
-    """What `CaptureEngine` offers for text."""
+    """What `Engine` offers for text."""
 
     @property
     def bos(self) -> int | None: ...

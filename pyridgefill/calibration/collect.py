@@ -15,7 +15,7 @@ from pyridgefill.calibration.corpus import Corpus, interleave
 from pyridgefill.calibration.statistics import Statistics, estimate_bytes
 from pyridgefill.calibration.sums import Settings
 from pyridgefill.chat import chat_formatter
-from pyridgefill.engine import CaptureEngine
+from pyridgefill.engine import Engine
 from pyridgefill.errors import CorpusError, StatisticsError
 from pyridgefill.files import check_folder
 from pyridgefill.maps.base import read_base_model
@@ -107,14 +107,14 @@ def collect(
             raise StatisticsError(f"split {split}: expected 0 to {base.block_count - 2} for this model")
     if not corpora:
         raise CorpusError("no corpus", "give at least one with --corpus")
-    with CaptureEngine(
+    with Engine(
         model_path,
         n_ctx=options.n_ctx,
         n_ubatch=options.n_ubatch,
         n_threads=options.n_threads,
         n_gpu_layers=options.n_gpu_layers,
-        layer_first=min(options.splits),
     ) as engine:
+        engine.capture(min(options.splits))
         engine.check_base(base)
         sites = [site for site in engine.sites if ("input" if site.name == "input" else "proj") in options.targets]
         key = _key(corpora, options)

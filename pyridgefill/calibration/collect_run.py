@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pyridgefill.calibration.chunks import Chunk, Digest
 from pyridgefill.calibration.statistics import Statistics
 from pyridgefill.calibration.statistics_file import read_statistics, write_statistics
-from pyridgefill.engine import CaptureEngine
+from pyridgefill.engine import Engine
 from pyridgefill.errors import StatisticsError
 
 
@@ -89,7 +89,7 @@ class CollectRun:
 
     def stream(
         self,
-        engine: CaptureEngine,
+        engine: Engine,
         chunks: Iterable[Chunk],
         *,
         tokens: int | None,
@@ -125,7 +125,7 @@ class CollectRun:
         if position.chunks and digest.hex() != position.digest:
             self._text_differs()
 
-    def _add(self, engine: CaptureEngine, chunk: Chunk, nonfinite: Literal["skip", "error"]) -> Iterator[int]:
+    def _add(self, engine: Engine, chunk: Chunk, nonfinite: Literal["skip", "error"]) -> Iterator[int]:
         position, n_tokens = self.position, len(chunk.tokens)
         done = position.rows
         for start, values in engine.run(chunk.tokens):

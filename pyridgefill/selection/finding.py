@@ -66,7 +66,7 @@ def find_heads(
     on_progress
         Called with the number of finished prompts and of all.
     **options
-        For `CaptureEngine`.
+        For `Engine`.
 
     Returns
     -------

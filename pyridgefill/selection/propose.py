@@ -109,7 +109,7 @@ def propose(
     on_trial
         Called after each trial, the exact model's first.
     **options
-        For `CaptureEngine`.
+        For `Engine`.
 
     Returns
     -------

@@ -23,7 +23,7 @@ from pyridgefill.calibration.statistics import Statistics
 from pyridgefill.calibration.statistics_file import read_statistics
 from pyridgefill.calibration.sums import Settings
 from pyridgefill.chat import chat_formatter
-from pyridgefill.engine import CaptureEngine
+from pyridgefill.engine import Engine
 from pyridgefill.errors import CorpusError, ModelError, StatisticsError
 from pyridgefill.maps import Site, read_base_model
 
@@ -61,7 +61,8 @@ def assert_same_bits(a: Statistics, b: Statistics) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sites_are_those_that_feed_memory(workshop, name) -> None:
     family = FAMILIES[name]
-    with CaptureEngine(workshop.model(name), n_ctx=64, n_ubatch=32, layer_first=family.split) as engine:
+    with Engine(workshop.model(name), n_ctx=64, n_ubatch=32) as engine:
+        engine.capture(family.split)
         engine.check_base(read_base_model(workshop.model(name)))
         expected = {(layer, site) for layer, sites in family.sites().items() for site in (*sites, "input")}
         found = {(site.layer, site.name) for site in engine.sites}
@@ -76,9 +77,8 @@ def test_one_long_ubatch_and_many_short_ones_agree(workshop, name) -> None:
     family, prompt = FAMILIES[name], tokens(90)
     gathered = []
     for n_ubatch in (96, 32, 7):
-        with CaptureEngine(
-            workshop.model(name), n_ctx=96, n_ubatch=n_ubatch, n_threads=1, layer_first=family.split
-        ) as engine:
+        with Engine(workshop.model(name), n_ctx=96, n_ubatch=n_ubatch, n_threads=1) as engine:
+            engine.capture(family.split)
             parts = [{site: array.copy() for site, array in values.items()} for _, values in engine.run(prompt)]
         gathered.append({site: np.concatenate([part[site] for part in parts]) for site in parts[0]})
     for other in gathered[1:]:
@@ -96,7 +96,8 @@ def test_values_are_those_of_the_projection(workshop) -> None:
 
     path, eps = workshop.model("llama"), 1e-5
     stored = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
-    with CaptureEngine(path, n_ctx=64, layer_first=3) as engine:
+    with Engine(path, n_ctx=64) as engine:
+        engine.capture(3)
         ((_, values),) = engine.run(tokens(40))
         for layer in range(4, 8):
             x = values[next(site for site in values if (site.layer, site.name) == (layer, "input"))].astype(float)
@@ -178,7 +179,7 @@ def test_several_splits_and_line_ends(workshop, tmp_path, corpus) -> None:
 
 def test_chat_tokens_are_those_of_the_template(smollm2) -> None:
     messages = [{"role": "user", "content": "Hi <|im_end|>?"}, {"role": "assistant", "content": "Größe 文."}]
-    with CaptureEngine(smollm2, n_ctx=64) as engine:
+    with Engine(smollm2, n_ctx=64) as engine:
         chat = chat_formatter(engine)
         assert chat is not None
         text = chat(messages, [])
@@ -268,7 +269,8 @@ def test_nonfinite_values_stop_on_request(workshop, tmp_path, corpus) -> None:
 
 def test_engine_frees_what_it_loaded(workshop) -> None:
     for _ in range(20):
-        with CaptureEngine(workshop.model("llama"), n_ctx=64, layer_first=3) as engine:
+        with Engine(workshop.model("llama"), n_ctx=64) as engine:
+            engine.capture(3)
             assert Site(4, "input", 64) in engine.sites
             next(engine.run(tokens(10)))
     engine.close()

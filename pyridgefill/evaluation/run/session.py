@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from pyridgefill import fill
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.engine import CaptureEngine
+from pyridgefill.engine import Engine
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.prompts.neutral import SENTENCE, neutral_prompt
 
 _DONOR = 1  # sequence
 
 
-class Session(CaptureEngine):
+class Session(Engine):
     """A model with one sequence; maps can be set, changed and taken out.
 
     Parameters
@@ -29,7 +29,7 @@ class Session(CaptureEngine):
     n_ctx
         Tokens of a prompt and its continuation at most.
     **options
-        For `CaptureEngine`.
+        For `Engine`.
 
     Attributes
     ----------
