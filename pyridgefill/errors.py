@@ -24,6 +24,10 @@ class RidgeFillError(Exception):
         return " ".join(text.split())
 
 
+class UsageError(RidgeFillError):
+    """A command line that cannot be meant: the command ends with 2, as for an unknown option."""
+
+
 class Interrupted(RidgeFillError):  # noqa: N818  # like KeyboardInterrupt
     """Ctrl-C ended a run that can be resumed."""
 

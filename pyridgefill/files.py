@@ -5,17 +5,92 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pyridgefill.errors import CorpusError, RidgeFillError
+from pyridgefill.errors import CorpusError, RidgeFillError, UsageError
+
+# the output of `--json -`
+STDOUT = Path("-")
 
 
-def check_folder(path: Path) -> None:
-    """Raise if the folder of an output file does not exist, before anything costly is done."""
-    if not path.parent.is_dir():
-        raise RidgeFillError(f"{path}: the folder {path.parent} does not exist", "create it first")
+def check_output(
+    *paths: Path | None, inputs: Iterable[str | os.PathLike[str] | None] = (), appends: bool = False
+) -> None:
+    """Raise if a command must not or cannot write its outputs; called before the work whose result they take.
+
+    Parameters
+    ----------
+    *paths
+        The outputs; None and `STDOUT` are none. A link is followed, the file that it points to is replaced.
+    inputs
+        Files that must stay as they are; None and names of anything else, like built-in corpora, do no harm.
+    appends
+        Lines are added to the files, so that they must be writable themselves, not only their folders.
+
+    Raises
+    ------
+    UsageError
+        If one is a folder, a device or anything else that is no file, one of the inputs, or given twice.
+    RidgeFillError
+        If its folder does not exist, or it cannot be written.
+    """
+    taken = [(other, "read and written") for other in inputs if other is not None]
+    for path in paths:
+        if path is not None and path != STDOUT:
+            _check_output(path, taken, appends=appends)
+            taken.append((path, "written twice"))
+
+
+def _check_output(path: Path, taken: list[tuple[str | os.PathLike[str], str]], *, appends: bool) -> None:
+    try:
+        target = _target(path)
+        for other, what in taken:
+            if _same(target, other):
+                also = "" if os.fspath(other) == os.fspath(path) else f", as {os.fspath(other)}"
+                raise UsageError(f"{path}: would be {what}{also}", "give the output another name")
+        if appends and target.exists():
+            with target.open("r+b"):
+                return
+        temporary = _temporary(target)
+        temporary.touch(exist_ok=False)
+        temporary.unlink()
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _target(path: Path) -> Path:
+    """The file that an output replaces: the end of a chain of links."""
+    target = Path(os.path.realpath(path))
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        if not target.parent.is_dir():
+            raise RidgeFillError(f"{path}: the folder {target.parent} does not exist", "create it first") from None
+        return target
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{path}: is a folder", "give the name of a file")
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{path}: is a device, a pipe or a socket, not a file", "give the name of a file")
+    return target
+
+
+def _same(target: Path, other: str | os.PathLike[str]) -> bool:
+    try:
+        return target.samefile(other)
+    except OSError:
+        return os.path.realpath(other) == str(target)
+
+
+def _temporary(target: Path) -> Path:
+    return target.parent / f".{secrets.token_hex(8)}.partial"
+
+
+def _cannot_write(path: Path, error: OSError) -> RidgeFillError:
+    reason = error.strerror or str(error)
+    return RidgeFillError(f"{path}: cannot write: {reason}", "check space and permissions of the folder")
 
 
 def digest(path: str | os.PathLike[str]) -> str:
@@ -41,22 +116,26 @@ def file_name(path: Path) -> str:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a new file's name beside `path`; rename it to `path` if the block succeeds, else delete it.
 
+    A link is followed: the file that it points to is replaced.
+
     Raises
     ------
+    UsageError
+        If `path` is a folder, a device or anything else that is no file.
     RidgeFillError
         If the folder does not exist, or the file cannot be written (no space, no permission).
     """
-    target = Path(path)
-    check_folder(target)
-    temporary = target.parent / f".{secrets.token_hex(8)}.partial"
     try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
+        target = _target(Path(path))
+        temporary = _temporary(target)
+        try:
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            # where nothing can be written, nothing is there to delete
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
     except OSError as error:
-        reason = error.strerror or str(error)
-        hint = "check space and permissions of the folder"
-        raise RidgeFillError(f"{target}: cannot write: {reason}", hint) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise _cannot_write(Path(path), error) from error

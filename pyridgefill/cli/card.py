@@ -11,7 +11,7 @@ from pyridgefill.card import make_card, measured
 from pyridgefill.cli.common import OutputOption
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.run.results import ResultFile
-from pyridgefill.files import digest, replacing
+from pyridgefill.files import check_output, digest, replacing
 
 
 def card(
@@ -24,6 +24,7 @@ def card(
     title: Annotated[str, typer.Option("--title", help="The model's name [the file's name].")] = "",
 ) -> None:
     """Describe a maps file in markdown: its content, recommended settings, and what was measured with it."""
+    check_output(output, inputs=[maps, *(results or [])])
     records = []
     for path in results or []:
         if not path.is_file():

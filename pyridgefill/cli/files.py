@@ -15,7 +15,8 @@ from pyridgefill.calibration.statistics_file import read_statistics
 from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, OutputOption, SameTypeOption, TargetOption, WeightTypeOption
 from pyridgefill.cli.selection import complete_selection
-from pyridgefill.errors import RidgeFillError
+from pyridgefill.errors import RidgeFillError, UsageError
+from pyridgefill.files import check_output
 from pyridgefill.maps import MapSet, Recommended, identity_maps, read_base_model, read_maps, write_maps
 from pyridgefill.maps.arrays import open_arrays
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
@@ -34,12 +35,13 @@ def pack(
     target: TargetOption = "input",
     feature_norm: Annotated[str, typer.Option("--feature-norm", help="That the arrays expect: rms or none.")] = "none",
     weight_type: WeightTypeOption = "f16",
-    as_json: JsonOption = False,
+    json_file: JsonOption = None,
 ) -> None:
     """Write a maps file from arrays, or a baseline to compare maps with."""
+    check_output(output, json_file, inputs=(source, model, statistics))
     if source in ("mean", "zero"):
         if statistics is None:
-            raise RidgeFillError(f"{source}: the sites are not known", "give --statistics, made by collect")
+            raise UsageError(f"{source}: the sites are not known", "give --statistics, made by collect")
         sums = read_statistics(statistics)
         chosen = tuple(sums.splits) if splits == "auto" else common.parse_splits(splits, sums.base.block_count)
         recommended = _recommended(chosen[0])
@@ -49,7 +51,7 @@ def pack(
         if source != "identity" and not Path(source).is_file():
             raise RidgeFillError(f"{source}: no such file", f"give arrays, or one of {', '.join(BASELINES)}")
         if model is None:
-            raise RidgeFillError(f"{source}: the model is not known", "give --model")
+            raise UsageError(f"{source}: the model is not known", "give --model")
         base = read_base_model(model)
         if source == "identity":
             chosen = common.parse_splits(splits, base.block_count)
@@ -58,7 +60,7 @@ def pack(
             norm = common.choice("--feature-norm", feature_norm, FEATURE_NORMS)
             maps = maps_from_arrays(base, open_arrays(Path(source)), feature_norm=norm)
     write_maps(output, maps, weight_type=weight_type)
-    _show(output, maps, as_json=as_json)
+    _show(output, maps, json_file=json_file)
 
 
 def repack(
@@ -76,14 +78,15 @@ def repack(
         int | None, typer.Option("--min-prompt", min=0, help="Recommended shortest prompt to fill.")
     ] = None,
     weight_type: SameTypeOption = None,
-    as_json: JsonOption = False,
+    json_file: JsonOption = None,
 ) -> None:
     """Write maps again, with fewer splits, another weight type, or other recommended settings."""
+    check_output(output, json_file, inputs=[maps])
     stored = read_maps(maps)
     if budget is not None and not 0 < budget <= 1:
-        raise RidgeFillError(f"--budget {budget:g}: expected a share above 0 and up to 1")
+        raise UsageError(f"--budget {budget:g}: expected a share above 0 and up to 1")
     if budget is not None and select == "none":
-        raise RidgeFillError("--budget does not go with --select none", "leave out one of them")
+        raise UsageError("--budget does not go with --select none", "leave out one of them")
     given: dict[str, Any] = {
         "split": split,
         "select": select,
@@ -98,7 +101,7 @@ def repack(
     assert best.split is not None
     kept = stored.keep(_kept(splits, stored, best.split), complete_selection(best))
     write_maps(output, kept, weight_type=weight_type)
-    _show(output, read_maps(output), as_json=as_json)
+    _show(output, read_maps(output), json_file=json_file)
 
 
 def _kept(splits: str, maps: MapSet, recommended: int) -> tuple[int, ...]:
@@ -106,26 +109,21 @@ def _kept(splits: str, maps: MapSet, recommended: int) -> tuple[int, ...]:
         return tuple(item.layer for item in maps.splits)
     if splits == "recommended":
         return (recommended,)
-    try:
-        return tuple(sorted({int(part) for part in splits.split(",")}))
-    except ValueError as error:
-        raise RidgeFillError(f"--splits {splits!r}: expected all, recommended, or a list like 12,16") from error
+    return tuple(sorted(common.parse_list("--splits", splits, int, "all, recommended, or a list like 12,16")))
 
 
 def inspect(
     maps: Annotated[Path, typer.Argument(metavar="MAPS", help="A maps file.")],
-    as_json: JsonOption = False,
+    json_file: JsonOption = None,
 ) -> None:
     """Check a maps file and show what is in it."""
-    _show(maps, read_maps(maps), as_json=as_json)
+    check_output(json_file, inputs=[maps])
+    _show(maps, read_maps(maps), json_file=json_file)
 
 
-def _show(path: Path, maps: MapSet, *, as_json: bool) -> None:
+def _show(path: Path, maps: MapSet, *, json_file: Path | None) -> None:
     description = describe(maps) | {"path": str(path)}
-    if as_json:
-        common.print_json(description)
-    else:
-        print_description(description)
+    common.report(json_file, description, lambda: print_description(description))
 
 
 def _recommended(split: int) -> Recommended:

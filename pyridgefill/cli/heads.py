@@ -14,6 +14,7 @@ from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, SameTypeOption
 from pyridgefill.cli.selection import with_heads
 from pyridgefill.config import RidgeFillConfig
+from pyridgefill.files import check_output
 from pyridgefill.maps import read_maps, write_maps
 
 
@@ -40,9 +41,10 @@ def heads(
     ] = defaults.QUERIES,
     threads: Annotated[int, typer.Option("--threads", help="0: the CPUs that this process may use.")] = 0,
     weight_type: SameTypeOption = None,
-    as_json: JsonOption = False,
+    json_file: JsonOption = None,
 ) -> None:
     """Find the attention heads that point at what a question asks for, and store them with the maps."""
+    check_output(output, json_file, inputs=[model, maps])
     stored = read_maps(maps)
     found = with_heads(
         model,
@@ -55,10 +57,8 @@ def heads(
         **({"lengths": length} if length else {}),
     )
     write_maps(output, found, weight_type=weight_type)
-    if as_json:
-        common.print_json({"path": str(output), "heads": [asdict(item) for item in found.heads]})
-        return
     table = Table("split", "layer.head", "recall at 2, 5 and 10 %")
     for item in found.heads:
         table.add_row(str(item.split), f"{item.layer}.{item.head}", common.format_recall(item.recall))
-    common.stdout.print(table)
+    document = {"path": str(output), "heads": [asdict(item) for item in found.heads]}
+    common.report(json_file, document, lambda: common.stdout.print(table))

@@ -1,6 +1,7 @@
 """Entry point: commands, errors in one line, exit codes.
 
-0: done; 1: an error of the input or the machine; 2: wrong usage; 130: interrupted.
+0: done; 1: a file, the model or the machine would not; 2: wrong usage, also a value that an option cannot have;
+130: interrupted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import typer
 
 from pyridgefill import __version__
 from pyridgefill.cli import bench, calibration, card, eval_splice, evaluate, files, harness, heads, serve, tune
-from pyridgefill.errors import Interrupted, RidgeFillError
+from pyridgefill.errors import Interrupted, RidgeFillError, UsageError
 from pyridgefill.models import fetch_model_command
 
 app = typer.Typer(
@@ -41,6 +42,8 @@ app.add_typer(evaluate.app, name="eval")
 app.command("fetch-model")(fetch_model_command)
 app.command("lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(harness.lm_eval)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
+
+_CODES = {UsageError: 2, Interrupted: 130}
 
 
 def _version(wanted: bool) -> None:
@@ -73,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
     except RidgeFillError as error:
         if debug:
             raise
-        return _fail(str(error), 130 if isinstance(error, Interrupted) else 1)
+        return _fail(str(error), next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1))
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except BrokenPipeError:

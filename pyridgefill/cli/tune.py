@@ -20,7 +20,7 @@ from pyridgefill.cli import common
 from pyridgefill.cli.common import ModelArgument
 from pyridgefill.cli.eval_options import ANSWER_ROOM
 from pyridgefill.errors import Interrupted, RidgeFillError
-from pyridgefill.files import check_folder, replacing
+from pyridgefill.files import check_output, replacing
 from pyridgefill.maps import WEIGHT_TYPES, Recommended, read_base_model
 from pyridgefill.maps.model import TARGETS
 from pyridgefill.report import require_plotly, write_page
@@ -81,11 +81,11 @@ def tune(
     Results and maps are kept beside the report as they come: the same command, run again, goes on from there.
     """
     require_plotly()
-    check_folder(output)
+    check_output(output)
     if splice is not None and not splice.is_file():
         raise RidgeFillError(f"{splice}: no such file", "pyridgefill eval splice --json makes it")
     numbers = json_file or output.with_suffix(".json")
-    check_folder(numbers)
+    check_output(numbers)
     _check_names(model, statistics, output, numbers, splice)
     base = read_base_model(model)
     summary = read_summary(statistics)

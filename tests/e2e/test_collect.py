@@ -205,7 +205,7 @@ def test_command_line_from_text_to_maps(workshop, tmp_path, corpus) -> None:
     model, maps = workshop.model("llama"), tmp_path / "Карты.gguf"
     arguments = ["calibrate", model, "-o", maps, "--corpus", corpus.source, "--splits", "5", "--tokens", 5000]
     result = subprocess.run(
-        [*command(*arguments, "--n-ctx", 64, "--no-heads", "--json")],
+        [*command(*arguments, "--n-ctx", 64, "--no-heads", "--json", "-")],
         capture_output=True,
         text=True,
         env=environment(),

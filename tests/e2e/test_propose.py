@@ -85,7 +85,7 @@ def test_calibrate_recommends(model: Path, tmp_path: Path, capsys: pytest.Captur
     maps = tmp_path / "maps.gguf"
     arguments = ["calibrate", model, "-o", maps, "--splits", "auto", "--tokens", 9000, "--tail", TAIL, "--threads", 1]
     arguments += ["--n-ctx", 512]
-    assert run([*map(str, arguments), "--json"]) == 0
+    assert run([*map(str, arguments), "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [split["layer"] for split in report["splits"]] == [2, 3, 4, 5]
     assert report["trials"][0]["split"] is None

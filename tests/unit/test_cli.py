@@ -41,11 +41,11 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
 
 def test_fit_and_inspect(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixture[str]) -> None:
     maps = tmp_path / "maps.gguf"
-    out, _ = output(capsys, "fit", sums, "-o", maps, "--target", "input", "--type", "f32", "--tail", 99, "--json")
+    out, _ = output(capsys, "fit", sums, "-o", maps, "--target", "input", "--type", "f32", "--tail", 99, "--json", "-")
     report = json.loads(out)
     assert [item["r2"] > 0.999 for item in report["maps"]][:3] == [True] * 3
     assert report["recommended"] == {"split": 2, "sink": 4, "tail": 99, "min_prompt": 1024}
-    inspected = json.loads(output(capsys, "inspect", maps, "--json")[0])
+    inspected = json.loads(output(capsys, "inspect", maps, "--json", "-")[0])
     assert inspected["base"]["weights_hash"] == BASE.weights_hash
     assert [item["name"] for item in inspected["maps"]] == [item["name"] for item in report["maps"]]
     assert {item["type"] for item in inspected["maps"]} == {"f32"}
@@ -55,7 +55,7 @@ def test_fit_and_inspect(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixtu
 
 
 def test_merge(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = output(capsys, "merge", sums, sums, "-o", tmp_path / "both.npz", "--json")
+    out, _ = output(capsys, "merge", sums, sums, "-o", tmp_path / "both.npz", "--json", "-")
     assert json.loads(out)["tokens"] == 720
     assert read_statistics(tmp_path / "both.npz").splits[2].fit.rows == 600
 
@@ -112,15 +112,15 @@ ERRORS = {
     "missing maps": (["inspect", "none.gguf"], 1, "none.gguf: cannot open"),
     "missing statistics": (["fit", "none.npz", "-o", "m.gguf"], 1, "none.npz: cannot read"),
     "missing model": (["collect", "none.gguf", "-o", "s.npz"], 1, "none.gguf: cannot open"),
-    "mean needs statistics": (["pack", "mean", "-o", "m.gguf"], 1, "hint: give --statistics"),
-    "identity needs a model": (["pack", "identity", "-o", "m.gguf"], 1, "hint: give --model"),
+    "mean needs statistics": (["pack", "mean", "-o", "m.gguf"], 2, "hint: give --statistics"),
+    "identity needs a model": (["pack", "identity", "-o", "m.gguf"], 2, "hint: give --model"),
     "missing arrays": (["pack", "a.npz", "--model", "MODEL", "-o", "m.gguf"], 1, "a.npz: no such file"),
     "unknown arrays": (["pack", "SELF", "--model", "MODEL", "-o", "m.gguf"], 1, "unknown kind of file '.py'"),
-    "bad choice": (["fit", "SUMS", "-o", "m.gguf", "--target", "kv"], 1, "--target 'kv': expected one of proj, input"),
-    "bad type": (["fit", "SUMS", "-o", "m.gguf", "--type", "q2"], 1, "--type 'q2': expected one of"),
-    "bad splits": (["fit", "SUMS", "-o", "m.gguf", "--splits", "a"], 1, "--splits 'a'"),
+    "bad choice": (["fit", "SUMS", "-o", "m.gguf", "--target", "kv"], 2, "--target 'kv': expected one of proj, input"),
+    "bad type": (["fit", "SUMS", "-o", "m.gguf", "--type", "q2"], 2, "--type 'q2': expected one of"),
+    "bad splits": (["fit", "SUMS", "-o", "m.gguf", "--splits", "a"], 2, "--splits 'a'"),
     "split not collected": (["fit", "SUMS", "-o", "m.gguf", "--splits", "4"], 1, "split 4 was not collected"),
-    "no folder": (["fit", "SUMS", "-o", "none/m.gguf"], 1, "the folder none does not exist"),
+    "no folder": (["fit", "SUMS", "-o", "none/m.gguf"], 1, "none/m.gguf: the folder"),
     "missing corpus": (["collect", "MODEL", "-o", "s.npz", "--corpus", "none.txt"], 1, "none.txt: no such file"),
     "split out of range": (["collect", "MODEL", "-o", "s.npz", "--splits", "5"], 1, "split 5: expected 0 to 4"),
     "other model": (["serve", "MODEL", "--maps", "MAPS"], 1, "made for another model"),
@@ -177,7 +177,7 @@ def test_repack(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixture[str]) 
     maps, small = tmp_path / "maps.gguf", tmp_path / "small.gguf"
     output(capsys, "fit", sums, "-o", maps, "--target", "input", "--type", "f32")
     whole = read_maps(maps)
-    out, _ = output(capsys, "repack", maps, "-o", small, "--splits", "recommended", "--tail", 99, "--json")
+    out, _ = output(capsys, "repack", maps, "-o", small, "--splits", "recommended", "--tail", 99, "--json", "-")
     report = json.loads(out)
     assert report["recommended"]["tail"] == 99
     assert {item["type"] for item in report["maps"]} == {"f32"}, "as in the file"
@@ -198,11 +198,11 @@ def test_repack(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--tail" in error
     _, error = output(capsys, "repack", maps, "-o", small, "--tail", 1 << 31, code=1)
     assert "ridgefill.recommended.tail: expected 1 to 2147483647" in error
-    _, error = output(capsys, "repack", maps, "-o", small, "--budget", 0, code=1)
+    _, error = output(capsys, "repack", maps, "-o", small, "--budget", 0, code=2)
     assert "--budget 0: expected a share above 0 and up to 1" in error
-    _, error = output(capsys, "repack", maps, "-o", small, "--select", "none", "--budget", 0.3, code=1)
+    _, error = output(capsys, "repack", maps, "-o", small, "--select", "none", "--budget", 0.3, code=2)
     assert "--budget does not go with --select none" in error
-    _, error = output(capsys, "repack", maps, "-o", small, "--splits", "auto", code=1)
+    _, error = output(capsys, "repack", maps, "-o", small, "--splits", "auto", code=2)
     assert "--splits 'auto': expected all, recommended, or a list" in error
     assert read_maps(small).recommended.tail == 99, "what was there before stays"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pyridgefill.errors import RidgeFillError
-from pyridgefill.files import check_folder
+from pyridgefill.files import check_output
 
 Cell = dict[str, Any]
 
@@ -51,7 +51,7 @@ class ResultFile:
         self.path = path
         self._found: dict[str, Record] = {}
         if path is not None:
-            check_folder(path)
+            check_output(path, appends=True)
             if path.exists():
                 self._read(path)
 
