@@ -28,23 +28,23 @@ def bench(
 
     results = ResultFile(options.json)
     config = resolve(options.config(), read_maps(options.maps))
+    jobs = speed_jobs(config, lengths=options.lengths, repeats=repeats, corpus=options.corpus)
     info = {**common.run_info(options.threads), "n_layer": read_base_model(options.model).block_count}
     n_ctx = max(options.lengths) + 8
     with Session(options.model, n_ctx=n_ctx, n_threads=options.threads, n_gpu_layers=options.n_gpu_layers) as session:
         lab = Lab(options.model, session, results, info)
-        jobs = speed_jobs(config, lengths=options.lengths, repeats=repeats, corpus=options.corpus)
         found = [(lab.cell(job), result) for job, result in run_jobs(lab, jobs)]
-    if options.json is None:
-        common.print_json([{"cell": cell, "result": result} for cell, result in found])
-        return
-    table = Table("tokens", "split", "select", "times sooner", "of the filled time for selection")
+    table = Table("tokens", "split", "select", "filled", "selected", "times sooner", "selection's share of it")
     for cell, result in found:
         overhead = result["selection_overhead"]
+        times = {"value": result["ratio"], "low": min(result["ratios"]), "high": max(result["ratios"])}
         table.add_row(
             str(cell["ctx"]),
             str(cell["split"]),
-            f"{cell['select']} {cell.get('budget', '')}",
-            f"{result['ratio']:.2f}",
+            f"{cell['select']} {cell.get('budget', '')}".strip(),
+            str(result["n_filled"]),
+            str(result["n_selected"]),
+            common.interval(times, ".2f"),
             "" if overhead is None else f"{overhead:.1%}",
         )
     common.stdout.print(table)

@@ -206,8 +206,12 @@ def _breakdown(timing: Result) -> dict[str, Any]:
     """Seconds of one prompt by what they are spent on, medians over repetitions."""
     seconds = timing["seconds"]
     plain_runs = seconds["plain"] or seconds["fill"]
-    filled = median(timing["filled_seconds"])
-    parts = {"lower layers and maps": filled, "tail": median(plain_runs) - filled}
+    if timing["filled_seconds"]:
+        filled = median(timing["filled_seconds"])
+        parts = {"lower layers and maps": filled, "tail": median(plain_runs) - filled}
+    else:
+        # a device worked on while the program went on
+        parts = {"lower layers, maps and tail": median(plain_runs)}
     if seconds["empty"]:
         parts["scores and states"] = max(0.0, median(seconds["empty"]) - median(seconds["plain"]))
         parts["selected rows"] = max(0.0, median(seconds["fill"]) - median(seconds["empty"]))

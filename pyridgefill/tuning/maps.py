@@ -12,7 +12,7 @@ from pyridgefill.calibration.statistics import Statistics
 from pyridgefill.calibration.statistics_file import read_statistics
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.run.lab import model_cell
-from pyridgefill.evaluation.run.results import ResultFile
+from pyridgefill.evaluation.run.results import ResultFile, plain
 from pyridgefill.files import digest, file_name
 from pyridgefill.maps import MapSet, Recommended, RetrievalHead, write_maps
 from pyridgefill.maps.model import Target
@@ -111,7 +111,8 @@ class MapStore:
             "parameters": sum(source.shape[0] * (source.shape[1] if len(source.shape) > 1 else 1)
                               for item in maps.maps for source in item.tensors().values()),
         }  # fmt: skip
-        if found is None:
+        if found != plain(result):
+            # the file is another one where a fit is not the same to the bit, as on another machine
             self._results.add(cell, result, {})
         stored = self._results.find(cell)
         assert stored is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,53 @@ CTX, TAIL, SINK = 400, 100, 4
 @pytest.fixture(autouse=True)
 def engine_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIDGEFILL_LIB_PATH", str(paths.engine_library()))
+
+
+@pytest.fixture(scope="module")
+def model(workshop: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return spelling.write(workshop.model("llama"), tmp_path_factory.mktemp("spelling") / "model.gguf")
+
+
+@pytest.fixture(scope="module")
+def identity(model: Path) -> Path:
+    family = FAMILIES["llama"]
+    return maps.write(model.with_name("maps.gguf"), maps.identity(model, [family.split], family.sites()))
+
+
+def command(model: Path, maps: Path, *more: object) -> list[str]:
+    return [*map(str, ["bench", model, maps, "--repeats", 2, "--threads", 1, *more])]
+
+
+@pytest.mark.parametrize(("ctx", "tail", "sink"), [(400, 400, 4), (200, 256, 4), (260, 256, 4)])
+def test_prompts_without_rows_to_fill_are_refused(
+    model: Path, identity: Path, capsys: pytest.CaptureFixture[str], ctx: int, tail: int, sink: int
+) -> None:
+    assert run(command(model, identity, "--ctx", ctx, "--tail", tail, "--sink", sink)) != 0
+    output = capsys.readouterr()
+    assert f"prompts of {ctx} tokens have no rows to fill" in output.err
+    assert output.out == ""
+
+
+def test_the_table_tells_rows_and_range(model: Path, identity: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command(model, identity, "--ctx", CTX, "--tail", TAIL, "--sink", SINK)) == 0
+    output = capsys.readouterr().out
+    assert str(CTX - TAIL - SINK) in output
+    assert re.search(r"\d\.\d\d \(\d\.\d\d to \d\.\d\d\)", output)
+
+
+def test_times_inside_a_run_are_told_on_the_cpu_only(
+    model: Path, identity: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device works on while the program goes on: when it fills rows cannot be told from outside."""
+    from llama_cpp import llama_cpp
+
+    results = tmp_path / "results.jsonl"
+    for gpu, count in ((False, 2), (True, 0)):
+        monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda gpu=gpu: gpu)
+        results.unlink(missing_ok=True)
+        assert run(command(model, identity, "--ctx", CTX, "--tail", TAIL, "--sink", SINK, "--json", results)) == 0
+        (line,) = results.read_text().splitlines()
+        assert len(json.loads(line)["result"]["filled_seconds"]) == count
 
 
 @pytest.mark.parametrize("select", ["none", "attention"])

@@ -169,6 +169,29 @@ def test_an_interrupted_run_goes_on(model: Path, sums: Path, report: Path, tmp_p
     assert json.loads(again[-1])["cell"] == json.loads(lines[-1])["cell"]
 
 
+def test_maps_that_cannot_be_made_again_to_the_bit_are_fitted_once(
+    model: Path, sums: Path, report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a move to another machine: the file is fitted anew, and the next run finds it."""
+    from pyridgefill.tuning import maps as tuning_maps
+
+    path = tmp_path / "report.html"
+    shutil.copytree(report.with_suffix(".maps"), path.with_suffix(".maps"))
+    lines = []
+    for text in report.with_suffix(".jsonl").read_text().splitlines():
+        record = json.loads(text)
+        if record["cell"]["task"] == "maps" and record["cell"]["target"] == "input":
+            record["result"]["digest"] = "of another fit"
+        lines.append(json.dumps(record) + "\n")
+    path.with_suffix(".jsonl").write_text("".join(lines))
+    fits: list[object] = []
+    fit = tuning_maps.fit_maps
+    monkeypatch.setattr(tuning_maps, "fit_maps", lambda *args, **options: fits.append(args) or fit(*args, **options))
+    for count in (1, 1):
+        assert run(command(model, sums, path, *VARIED)) == 0
+        assert len(fits) == count
+
+
 LOOKS = {"light": (1280, False), "dark": (1280, True), "phone": (390, False), "dark phone": (390, True)}
 
 

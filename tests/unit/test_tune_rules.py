@@ -16,7 +16,7 @@ from pyridgefill.evaluation.run.results import ResultFile
 from pyridgefill.evaluation.run.splice import Splice
 from pyridgefill.files import file_name
 from pyridgefill.report.tables import variations
-from pyridgefill.tuning.document import _splices
+from pyridgefill.tuning.document import _breakdown, _splices
 from pyridgefill.tuning.grid import Grid, Point
 from pyridgefill.tuning.rules import Outcome, Trial, recommend, stops, walk
 
@@ -156,6 +156,15 @@ def test_splice_results_of_this_model_are_shown(tmp_path: Path) -> None:
     results.add({**shape, **own, "variant": "zero", "splice": splice}, {"share": share}, {})
     shown = {"into": "exact", "components": ["K", "V"], "layers": [3, 5], "share": share}
     assert list(_splices(results, model)) == [{"ctx": 400, "tail": 200, "split": 2, **shown}]
+
+
+@pytest.mark.parametrize(
+    ("inside", "parts"),
+    [([0.5], {"lower layers and maps": 0.5, "tail": 0.25}), ([], {"lower layers, maps and tail": 0.75})],
+)
+def test_times_that_a_device_hides_are_one_part(inside: list[float], parts: dict[str, float]) -> None:
+    seconds: dict[str, list[float]] = {"exact": [1.0], "fill": [0.75], "plain": [], "empty": []}
+    assert _breakdown({"seconds": seconds, "filled_seconds": inside})["parts"] == parts
 
 
 def test_a_real_report_tells_the_size_of_one_split() -> None:

@@ -6,11 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyridgefill.calibration.chunks import ChatFormatter, Tokenizer
-from pyridgefill.errors import ModelError
+from pyridgefill.errors import ModelError, RidgeFillError
 
 GROUPS = ("filled", "tail", "sink")
 
 _MARK = "\x1fHAYSTACK\x1f"
+
+
+def check_rows(n_prompt: int, sink: int, tail: int) -> None:
+    """Raise a RidgeFillError if nothing lies between both ends of a prompt, so that nothing would be filled."""
+    if n_prompt <= sink + tail:
+        raise RidgeFillError(
+            f"prompts of {n_prompt} tokens have no rows to fill", f"ask for more than sink + tail = {sink + tail}"
+        )
 
 
 @dataclass(frozen=True)

@@ -227,8 +227,10 @@ class Session(Engine):
         """Count rows and times anew."""
         self._native.llama_ridgefill_reset_counters(self._context)
 
-    def filled_seconds(self) -> float:
-        """Time in which rows were filled since the counters were reset."""
+    def filled_seconds(self) -> float | None:
+        """Time in which rows were filled since the counters were reset; None where a device may have worked on."""
+        if self._c.llama_supports_gpu_offload():
+            return None
         return float(fill.counters(self._context).t_filled_us) / 1e6
 
     def extend(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:

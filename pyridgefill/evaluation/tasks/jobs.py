@@ -14,7 +14,7 @@ import numpy as np
 from pyridgefill.calibration.builtin_corpora import BUILTIN
 from pyridgefill.calibration.chunks import ChatFormatter
 from pyridgefill.errors import ModelError, RidgeFillError
-from pyridgefill.evaluation.prompts.layout import GROUPS
+from pyridgefill.evaluation.prompts.layout import GROUPS, check_rows
 from pyridgefill.evaluation.prompts.needle import KINDS, make_keyed_texts
 from pyridgefill.evaluation.prompts.needle_absent import ABSENT, make_absent
 from pyridgefill.evaluation.prompts.ruler import Shape, Task, check_tasks, make_prompts
@@ -58,11 +58,7 @@ class Setting:
 
     def params(self, ctx: int, **more: Any) -> dict[str, Any]:
         """What results depend on, for prompts of `ctx` tokens."""
-        if ctx <= self.sink + self.tail:
-            raise RidgeFillError(
-                f"prompts of {ctx} tokens have no rows to fill",
-                f"ask for more than sink + tail = {self.sink + self.tail}",
-            )
+        check_rows(ctx, self.sink, self.tail)
         corpus = self.corpus if self.corpus in BUILTIN else file_name(Path(self.corpus))
         return {"ctx": ctx, "sink": self.sink, "tail": self.tail, "seed": self.seed, "corpus": corpus, **more}
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from pyridgefill.config import RidgeFillConfig
+from pyridgefill.errors import RidgeFillError
+from pyridgefill.evaluation.prompts.layout import check_rows
 from pyridgefill.evaluation.prompts.text import text_windows
 from pyridgefill.evaluation.run.lab import Advance, Job, Result
 from pyridgefill.evaluation.run.session import Session
@@ -33,7 +35,8 @@ class Timing:
         split-state cache, the scores, and the tail in two passes with its gathers. Empty lists where nothing selects.
     filled_part
         Seconds of the `plain` runs, or of the `fill` runs where nothing selects, in which rows were filled: the layers
-        below the split and the maps. The rest is the rows that run exact, the tail for the most part.
+        below the split and the maps. The rest is the rows that run exact, the tail for the most part. An empty list
+        where a device may work on while the program goes on, which makes this time unknown.
     n_filled, n_selected
         Rows of the filled run.
     """
@@ -113,11 +116,16 @@ def measure_ttft(
             int(np.argmax(session.prefill(tokens)))
             times[name].append(time.perf_counter() - start)
             if name == ("plain" if "plain" in ways else "fill"):
-                filled_part.append(session.filled_seconds())
+                seconds = session.filled_seconds()
+                filled_part += [] if seconds is None else [seconds]
             if name == "fill":
                 rows = (sum(end - first for first, end in session.ranges), len(session.selected))
+            if session.n_reused:
+                raise RidgeFillError(f"{session.n_reused} rows of a timing run were cached")
             on_progress()
     session.set_maps(None)
+    if not rows[0]:
+        raise RidgeFillError(f"a prompt of {len(tokens)} tokens has no rows to fill", "its times would say nothing")
     return Timing(**times, filled_part=filled_part, n_filled=rows[0], n_selected=rows[1])
 
 
@@ -136,6 +144,10 @@ def speed_jobs(
         As for `measure_ttft`.
     """
     variant = Variant("fill", config, make_cell(config))
+    assert config.sink is not None
+    assert config.tail is not None
+    for ctx in lengths:
+        check_rows(ctx, config.sink, config.tail)
     ways = 4 if parts and config.select != "none" else 2
 
     def job(ctx: int) -> Job:
