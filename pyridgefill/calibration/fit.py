@@ -58,7 +58,7 @@ def fit_maps(
     splits
         Which splits; all of the statistics if None.
     recommended
-        Settings to store in the file; the first split if it names none.
+        Settings to store in the file; fitting alone recommends no split.
     progress
         Called with the number of finished maps and of all maps.
 
@@ -89,12 +89,7 @@ def fit_maps(
         maps=tuple(maps),
         feature_norm=statistics.settings.feature_norm,
         feature_norm_eps=statistics.settings.feature_norm_eps,
-        recommended=Recommended(
-            recommended.split if recommended.split is not None else chosen[0],
-            recommended.sink,
-            recommended.tail,
-            recommended.min_prompt,
-        ),
+        recommended=recommended,
         calibration=Calibration(
             tokens=min(item.fit.rows for item, _ in work),
             corpora=tuple(provenance.get("corpora", ())),

@@ -14,10 +14,9 @@ from pyridgefill.calibration.fit import DEFAULT_RECOMMENDED
 from pyridgefill.calibration.statistics_file import read_statistics
 from pyridgefill.cli import common
 from pyridgefill.cli.common import JsonOption, OutputOption, SameTypeOption, TargetOption, WeightTypeOption
-from pyridgefill.cli.selection import complete_selection
 from pyridgefill.errors import RidgeFillError, UsageError
 from pyridgefill.files import check_output
-from pyridgefill.maps import MapSet, Recommended, identity_maps, read_base_model, read_maps, write_maps
+from pyridgefill.maps import MapSet, identity_maps, read_base_model, read_maps, write_maps
 from pyridgefill.maps.arrays import open_arrays
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
 from pyridgefill.maps.pack import constant_maps, maps_from_arrays
@@ -44,9 +43,8 @@ def pack(
             raise UsageError(f"{source}: the sites are not known", "give --statistics, made by collect")
         sums = read_statistics(statistics)
         chosen = tuple(sums.splits) if splits == "auto" else common.parse_splits(splits, sums.base.block_count)
-        recommended = _recommended(chosen[0])
         checked = common.choice("--target", target, TARGETS)
-        maps = constant_maps(sums, checked, chosen, mean=source == "mean", recommended=recommended)
+        maps = constant_maps(sums, checked, chosen, mean=source == "mean", recommended=DEFAULT_RECOMMENDED)
     else:
         if source != "identity" and not Path(source).is_file():
             raise RidgeFillError(f"{source}: no such file", f"give arrays, or one of {', '.join(BASELINES)}")
@@ -55,7 +53,7 @@ def pack(
         base = read_base_model(model)
         if source == "identity":
             chosen = common.parse_splits(splits, base.block_count)
-            maps = identity_maps(base, chosen, recommended=_recommended(chosen[0]))
+            maps = identity_maps(base, chosen, recommended=DEFAULT_RECOMMENDED)
         else:
             norm = common.choice("--feature-norm", feature_norm, FEATURE_NORMS)
             maps = maps_from_arrays(base, open_arrays(Path(source)), feature_norm=norm)
@@ -96,10 +94,11 @@ def repack(
         "min_prompt": min_prompt,
     }
     best = replace(stored.recommended, **{key: value for key, value in given.items() if value is not None})
-    if best.split is None:
-        best = replace(best, split=stored.splits[0].layer)
-    assert best.split is not None
-    kept = stored.keep(_kept(splits, stored, best.split), complete_selection(best))
+    default = stored.defaults(best.split).split
+    assert default is not None
+    if select is not None or budget is not None:
+        best = replace(best, split=default)
+    kept = stored.keep(_kept(splits, stored, default), best.complete())
     write_maps(output, kept, weight_type=weight_type)
     _show(output, read_maps(output), json_file=json_file)
 
@@ -124,11 +123,6 @@ def inspect(
 def _show(path: Path, maps: MapSet, *, json_file: Path | None) -> None:
     description = describe(maps) | {"path": str(path)}
     common.report(json_file, description, lambda: print_description(description))
-
-
-def _recommended(split: int) -> Recommended:
-    default = DEFAULT_RECOMMENDED
-    return Recommended(split, default.sink, default.tail, default.min_prompt)
 
 
 def describe(maps: MapSet) -> dict[str, Any]:
@@ -177,7 +171,10 @@ def print_description(description: dict[str, Any]) -> None:
         stored = size(Path(description["path"]).stat().st_size)
         out.print(f"file: {stored}, weights {', '.join(types)}", highlight=False)
     settings = ", ".join(f"{key} {value}" for key, value in description["recommended"].items())
-    out.print(f"recommended: {settings or 'nothing'}; features: {description['feature_norm']}", highlight=False)
+    if "split" not in description["recommended"]:
+        highest = max(split["layer"] for split in description["splits"])
+        settings = f"{settings}; no setting was measured, so the default is split {highest} without selection"
+    out.print(f"recommended: {settings.lstrip('; ')}; features: {description['feature_norm']}", highlight=False)
     for head in description["heads"]:
         name = f"retrieval head {head['layer']}.{head['head']}"
         out.print(f"split {head['split']}: {name}, recall {common.format_recall(head['recall'])}", highlight=False)

@@ -13,7 +13,7 @@ from rich.table import Table
 from pyridgefill import defaults
 from pyridgefill.cli import common
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.maps import MapSet, Recommended, write_maps
+from pyridgefill.maps import MapSet, write_maps
 
 if TYPE_CHECKING:
     from pyridgefill.selection.propose import Trial
@@ -89,17 +89,7 @@ def with_recommendation(
         pool=config.pool,
         queries=config.queries,
     )
-    return replace(maps, recommended=complete_selection(recommended)), trials
-
-
-def complete_selection(recommended: Recommended) -> Recommended:
-    """Default pool and queries where rows are selected and none are given; where nothing is selected, no settings."""
-    if recommended.select == "none":
-        return replace(recommended, budget=None, pool=None, queries=None)
-    if recommended.select == "attention":
-        pool, queries = recommended.pool or defaults.POOL, recommended.queries or defaults.QUERIES
-        return replace(recommended, pool=pool, queries=queries)
-    return recommended
+    return replace(maps, recommended=recommended.complete()), trials
 
 
 def print_trials(trials: Sequence[Trial]) -> None:

@@ -34,7 +34,7 @@ def identity_maps(
     layers
         The layers that write memory, if not all do (a model whose upper layers borrow K and V from lower ones).
     recommended
-        Settings to store; by default only the first split.
+        Settings to store; by default none.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def identity_maps(
         base=base,
         splits=tuple(Split(split, "input") for split in splits),
         maps=tuple(maps),
-        recommended=recommended or Recommended(split=splits[0]),
+        recommended=recommended or Recommended(),
     )
 
 
@@ -111,7 +111,7 @@ def poison_maps(
     seed
         The same seed gives the same maps.
     recommended
-        Settings to store; by default only the split.
+        Settings to store; by default none.
     """
     if sites is None:
         if target != "input":
@@ -134,5 +134,5 @@ def poison_maps(
         base=base,
         splits=(Split(split, target),),
         maps=tuple(maps),
-        recommended=recommended or Recommended(split=split),
+        recommended=recommended or Recommended(),
     )

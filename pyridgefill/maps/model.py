@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pyridgefill import defaults
 from pyridgefill.errors import MapsError
 from pyridgefill.maps.base import BaseModel
 
@@ -103,11 +104,13 @@ class SiteMap:
 
 @dataclass(frozen=True)
 class Recommended:
-    """Settings that were good in calibration; None where the file says nothing.
+    """Settings that were measured to be as good as the exact model; None where the file says nothing.
 
     Attributes
     ----------
-    split, sink, tail, min_prompt
+    split
+        None: no setting was measured to be as good as exact.
+    sink, tail, min_prompt
         As in `RidgeFillConfig`.
     select
         `attention` or `none`, for the recommended split.
@@ -127,6 +130,14 @@ class Recommended:
     budget: float | None = None
     pool: tuple[int, int] | None = None
     queries: int | None = None
+
+    def complete(self) -> Recommended:
+        """Pool and queries where rows are selected and none are given; nothing of selection where none is."""
+        if self.select == "none":
+            return replace(self, budget=None, pool=None, queries=None)
+        if self.select == "attention":
+            return replace(self, pool=self.pool or defaults.POOL, queries=self.queries or defaults.QUERIES)
+        return self
 
 
 @dataclass(frozen=True)
@@ -173,6 +184,37 @@ class MapSet:
     calibration: Calibration = field(default_factory=Calibration)
     heads: tuple[RetrievalHead, ...] = ()
 
+    def defaults(self, split: int | None = None) -> Recommended:
+        """The settings in use where a caller gives none; no value is None. See docs/map-format.md, Default settings.
+
+        Parameters
+        ----------
+        split
+            The caller's; None: the recommended one, else the highest, without selection.
+
+        Raises
+        ------
+        MapsError
+            If there is no such split.
+        """
+        stored = self.recommended
+        there = [item.layer for item in self.splits]
+        if split is None:
+            split = max(there) if stored.split is None else stored.split
+        if split not in there:
+            raise MapsError(f"split {split} is not in the maps file", f"it has {there}")
+        selects = stored.select == "attention" and any(head.split == split for head in self.heads)
+        return Recommended(
+            split,
+            defaults.SINK if stored.sink is None else stored.sink,
+            defaults.TAIL if stored.tail is None else stored.tail,
+            defaults.MIN_PROMPT if stored.min_prompt is None else stored.min_prompt,
+            select="attention" if selects else "none",
+            budget=stored.budget or defaults.BUDGET,
+            pool=stored.pool or defaults.POOL,
+            queries=stored.queries or defaults.QUERIES,
+        )
+
     def keep(self, splits: Sequence[int], recommended: Recommended) -> MapSet:
         """The maps and heads of some splits, with other recommended settings.
 
@@ -185,7 +227,7 @@ class MapSet:
         for layer in splits:
             if layer not in there:
                 raise MapsError(f"split {layer} is not in the maps file", f"it has {there}")
-        if recommended.split not in splits:
+        if recommended.split is not None and recommended.split not in splits:
             raise MapsError(
                 f"the recommended split {recommended.split} would not stay",
                 f"keep it, or recommend one of {sorted(splits)} with --split",
@@ -224,6 +266,11 @@ class MapSet:
         recommended = self.recommended
         if recommended.select not in (None, "none", "attention"):
             raise MapsError(f"ridgefill.recommended.select: expected none or attention, found {recommended.select!r}")
+        if recommended.select == "attention" and recommended.split is None:
+            raise MapsError(
+                "ridgefill.recommended.select: attention without ridgefill.recommended.split",
+                "recommend a split with it",
+            )
         if recommended.select == "attention" and recommended.split not in {item.split for item in self.heads}:
             raise MapsError(
                 f"ridgefill.recommended.select: expected retrieval heads for split {recommended.split}, found none",

@@ -37,7 +37,7 @@ def maps_from_arrays(
     feature_norm, feature_norm_eps
         What the maps expect their input to be.
     recommended
-        Settings to store; the lowest split if None.
+        Settings to store; none if None.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def maps_from_arrays(
         maps=tuple(maps),
         feature_norm=feature_norm,
         feature_norm_eps=feature_norm_eps,
-        recommended=recommended or Recommended(split=splits[0].layer),
+        recommended=recommended or Recommended(),
     )
     result.validate()
     return result

@@ -138,7 +138,7 @@ class MapStore:
             whole,
             splits=tuple(item for item in whole.splits if item.layer in splits),
             maps=tuple(item for item in whole.maps if item.split in splits),
-            recommended=replace(self._recommended, split=splits[0]),
+            recommended=self._recommended,
         )
 
     def _find_heads(self, splits: tuple[int, ...], path: Path) -> list[RetrievalHead]:

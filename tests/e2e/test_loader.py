@@ -368,6 +368,13 @@ METADATA: dict[str, tuple[Mutation, str]] = {
         put_key("ridgefill.recommended.select", "attention", Kind.STRING),
         f"expected retrieval heads for split {SPLIT}",
     ),
+    "selection without a split": (
+        lambda raw: (
+            drop_key("ridgefill.recommended.split")(raw),
+            put_key("ridgefill.recommended.select", "attention", Kind.STRING)(raw),
+        ),
+        "ridgefill.recommended.split",
+    ),
     "no budget": (put_key("ridgefill.recommended.budget", 0.0, Kind.FLOAT32), "expected a share above 0"),
     "budget over 1": (put_key("ridgefill.recommended.budget", 1.5, Kind.FLOAT32), "ridgefill.recommended.budget"),
     "budget NaN": (put_key("ridgefill.recommended.budget", float("nan"), Kind.FLOAT32), "ridgefill.recommended.budget"),

@@ -44,13 +44,21 @@ def test_fit_and_inspect(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixtu
     out, _ = output(capsys, "fit", sums, "-o", maps, "--target", "input", "--type", "f32", "--tail", 99, "--json", "-")
     report = json.loads(out)
     assert [item["r2"] > 0.999 for item in report["maps"]][:3] == [True] * 3
-    assert report["recommended"] == {"split": 2, "sink": 4, "tail": 99, "min_prompt": 1024}
+    assert report["recommended"] == {"sink": 4, "tail": 99, "min_prompt": 1024}
     inspected = json.loads(output(capsys, "inspect", maps, "--json", "-")[0])
     assert inspected["base"]["weights_hash"] == BASE.weights_hash
     assert [item["name"] for item in inspected["maps"]] == [item["name"] for item in report["maps"]]
     assert {item["type"] for item in inspected["maps"]} == {"f32"}
     table, _ = output(capsys, "inspect", maps)
-    for text in ("split 2: target input", BASE.weights_hash, "2.blk.3.input", "cholesky", "tail 99", "a.txt"):
+    for text in (
+        "no setting was measured, so the default is split 3",
+        "split 2: target input",
+        BASE.weights_hash,
+        "2.blk.3.input",
+        "cholesky",
+        "tail 99",
+        "a.txt",
+    ):
         assert text in table
 
 
@@ -184,7 +192,7 @@ def test_repack(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixture[str]) 
     output(capsys, "repack", maps, "-o", small, "--splits", "recommended", "--tail", 99, "--type", "f16")
     kept = read_maps(small)
     assert {item.weight_type for item in kept.maps} == {"f16"}
-    assert [split.layer for split in kept.splits] == [whole.recommended.split]
+    assert [split.layer for split in kept.splits] == [whole.defaults().split]
     for item in kept.maps:
         same = next(other for other in whole.maps if other.name == item.name)
         assert item.weight is not None

@@ -110,7 +110,8 @@ def test_file_carries_settings_and_provenance() -> None:
     assert (maps.calibration.tokens, maps.calibration.corpora) == (100, ("book.txt",))
     assert (maps.feature_norm, maps.feature_norm_eps) == ("rms", 1e-6)
     assert [split.layer for split in maps.splits] == [2, 3]
-    assert fit_maps(statistics).recommended == Recommended(2, 4, 256, 1024)
+    assert fit_maps(statistics).recommended == Recommended(None, 4, 256, 1024)
+    assert fit_maps(statistics).defaults().split == 3, "nothing was measured"
 
 
 def test_too_few_rows_name_the_layers() -> None:

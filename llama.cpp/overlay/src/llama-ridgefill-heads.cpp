@@ -57,6 +57,9 @@ static void read_selection(const llama_ridgefill_gguf & gguf, llama_ridgefill & 
     } else if (select != "none") {
         throw std::runtime_error(format("key 'ridgefill.recommended.select': expected 'none' or 'attention', found '%s'", select.c_str()));
     }
+    if (select == "attention" && !gguf.has("ridgefill.recommended.split")) {
+        throw std::runtime_error("key 'ridgefill.recommended.select': expected 'ridgefill.recommended.split' beside 'attention', found none");
+    }
     if (select == "attention" && maps.splits[maps.recommended_split].heads.empty()) {
         throw std::runtime_error(format("key 'ridgefill.recommended.select': expected retrieval heads for split %d in ridgefill.heads, found none", maps.recommended_split));
     }

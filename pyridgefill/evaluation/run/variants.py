@@ -61,32 +61,23 @@ def resolve(config: RidgeFillConfig, maps: MapSet) -> RidgeFillConfig:
     RidgeFillError
         If the file has no such split, or no heads for a selection by attention.
     """
-    recommended = maps.recommended
-    split = config.split if config.split is not None else recommended.split
-    if split is None:
-        split = maps.splits[0].layer
-    if split not in [item.layer for item in maps.splits]:
-        raise RidgeFillError(f"split {split} is not in the maps file", f"it has {[s.layer for s in maps.splits]}")
-    heads = config.heads or tuple((head.layer, head.head) for head in maps.heads if head.split == split)
-    select = config.select or recommended.select or "none"
+    best = maps.defaults(config.split)
+    heads = config.heads or tuple((head.layer, head.head) for head in maps.heads if head.split == best.split)
+    select = config.select or best.select
     if select == "attention" and not heads:
         raise RidgeFillError(
             "the maps file has no retrieval heads", "give --heads, or make them with pyridgefill heads"
         )
     return replace(
         config,
-        split=split,
-        sink=config.sink
-        if config.sink is not None
-        else (defaults.SINK if recommended.sink is None else recommended.sink),
-        tail=config.tail
-        if config.tail is not None
-        else (defaults.TAIL if recommended.tail is None else recommended.tail),
+        split=best.split,
+        sink=best.sink if config.sink is None else config.sink,
+        tail=best.tail if config.tail is None else config.tail,
         min_prompt=0,
         select=select,  # type: ignore[arg-type]  # a maps file that was read names one of them
-        budget=config.budget if config.budget is not None else recommended.budget or defaults.BUDGET,
-        pool=config.pool or recommended.pool or defaults.POOL,
-        queries=config.queries or recommended.queries or defaults.QUERIES,
+        budget=best.budget if config.budget is None else config.budget,
+        pool=config.pool or best.pool,
+        queries=config.queries or best.queries,
         heads=heads if select == "attention" else (),
     )
 
