@@ -1,0 +1,55 @@
+"""The documentation agrees with the tree: tables with the lines of benchmarks, the picture with its script, links."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path for folder in (".", "docs", "benchmarks", "gguf_maps", "llama.cpp") for path in (ROOT / folder).glob("*.md")
+)
+LINK = re.compile(r'\]\(([^)\s]+)\)|(?:src|srcset)="([^"]+)"')
+
+
+def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, ROOT / "scripts" / name, *arguments], capture_output=True, text=True)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_tables_are_those_of_the_lines() -> None:
+    found = script("results_tables.py", "--check")
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_every_line_names_its_command() -> None:
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.jsonl")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            assert '"command": "' in line, f"{path.name}:{number}"
+
+
+def test_the_picture_is_what_its_script_draws(tmp_path: Path) -> None:
+    assert script("draw_prompt.py", str(tmp_path)).returncode == 0
+    for path in tmp_path.iterdir():
+        assert (ROOT / "docs" / "images" / path.name).read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in (a or b for a, b in LINK.findall(text)):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
