@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 from pyridgefill._library import installed_folder
-from pyridgefill.errors import MapsError
+from pyridgefill.errors import MapsError, UsageError
 from pyridgefill.maps.base import read_base_model
 from pyridgefill.maps.read import read_maps
 from pyridgefill.spans import Span, parse_span
@@ -39,7 +39,7 @@ class RidgeFillConfig:
     spans
         More rows that run exact: `(start, end)` token positions, short for `{"tokens": (start, end)}`, or
         `{"chars": (start, end)}`, code points of a prompt that is given as a text; a row that is partly inside counts.
-        What lies beyond a prompt is left out. `Llama.spans` names others for single prompts.
+        What lies beyond a prompt is left out. A call can name others, which must be within its prompt.
     skip_fingerprint
         Accept maps of another model of the same shape.
     select
@@ -47,7 +47,7 @@ class RidgeFillConfig:
         it. Filled rows that run through all layers after all, before the tail does: `attention` takes those that the
         retrieval heads of the prompt's last rows attend to, `stride` blocks at equal distances (a control).
     budget
-        How many rows are selected: a share of the filled rows up to 1, a number of rows from 2 on.
+        How many rows are selected: a share of the filled rows, up to 1; with 0 rows are scored, and none is taken.
     heads
         Retrieval heads as `(layer, head)`, in layers below the split; none: those of the maps file.
     pool
@@ -73,38 +73,74 @@ class RidgeFillConfig:
     keep_states: bool = False
 
     def __post_init__(self) -> None:
-        if self.select not in (None, "none", "stride", "attention"):
-            raise ValueError(f"RidgeFillConfig.select: expected none, stride or attention, found {self.select!r}")
-        leasts = (("split", 0), ("sink", 0), ("tail", 1), ("min_prompt", 0), ("budget", 0), ("queries", 1))
-        for name, least in leasts:
-            value = getattr(self, name)
-            kind = Real if name == "budget" else Integral
-            if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
-                raise ValueError(f"RidgeFillConfig.{name}: expected a number, found {value!r}")
-            if value is not None and value < least:
-                raise ValueError(f"RidgeFillConfig.{name}: expected at least {least}, found {value}")
-            # the engine would take the rest modulo 2**32; NaN is not at most that, either
-            if value is not None and not value <= _MOST:
-                raise ValueError(f"RidgeFillConfig.{name}: expected at most {_MOST}, found {value}")
-        if self.budget is not None and self.budget > 1 and self.budget != int(self.budget):
-            raise ValueError(
-                "RidgeFillConfig.budget: expected a share of the filled rows up to 1, or a whole number of rows from "
-                f"2 on, found {self.budget}"
-            )
-        if self.pool is not None and not (_are_ints(self.pool, 2) and min(self.pool) >= 0 and max(self.pool) <= _MOST):
-            raise ValueError(
-                f"RidgeFillConfig.pool: expected rows before and after a row from 0 to {_MOST}, found {self.pool}"
-            )
-        for item in self.heads:
-            if not (_are_ints(item, 2) and 0 <= item[0] <= _MOST and -1 <= item[1] <= _MOST):
-                raise ValueError(
-                    f"RidgeFillConfig.heads: expected pairs of a layer and a head of it, like (9, 6), found {item!r}"
-                )
-        for span in self.spans:
-            try:
-                parse_span(span)
-            except ValueError as error:
-                raise ValueError(f"RidgeFillConfig.spans: {error}") from None
+        _check("RidgeFillConfig.", {name: value for name, value in vars(self).items() if value is not None})
+
+    def requested(self, request: Mapping[str, Any], split: int) -> RidgeFillConfig:
+        """The settings for one prompt whose caller gave an object of requests, see docs/server.md.
+
+        Parameters
+        ----------
+        request
+            `tail`, `sink`, `min_prompt`, `select`, `budget`, `spans`, and `split`, which must be the one in use.
+        split
+            The one in use.
+
+        Raises
+        ------
+        UsageError
+            Names the key that is unknown or whose value has another type or is out of range.
+        """
+        for key in request:
+            if key not in _REQUEST_KEYS:
+                raise UsageError(f"ridgefill: unknown key {key!r}, expected {', '.join(_REQUEST_KEYS)}")
+        given = dict(request)
+        if given.get("select") == "spans":
+            if not given.get("spans", self.spans):
+                raise UsageError("ridgefill: select spans has no effect without spans")
+            given["select"] = "none"
+        _check("ridgefill: ", given)
+        if given.get("budget") == 0:
+            raise UsageError("ridgefill: budget: expected a share above 0 and up to 1, found 0")
+        if given.pop("split", split) != split:
+            raise UsageError(f"ridgefill: split must be the one in use, {split}, found {request['split']}")
+        return replace(self, **{**given, "spans": tuple(given.get("spans", self.spans))})
+
+
+_REQUEST_KEYS = ("tail", "sink", "min_prompt", "split", "spans", "select", "budget")
+
+_LEASTS = {"split": 0, "sink": 0, "tail": 1, "min_prompt": 0, "queries": 1}
+
+
+def _check(owner: str, settings: Mapping[str, Any]) -> None:
+    """Raise a UsageError if a setting has no value that the engine can take; `owner` starts the message."""
+
+    def fail(name: str, expected: str) -> NoReturn:
+        raise UsageError(f"{owner}{name}: expected {expected}, found {settings[name]!r}")
+
+    for name, value in settings.items():
+        is_whole, is_number = (isinstance(value, kind) and not isinstance(value, bool) for kind in (Integral, Real))
+        if name in _LEASTS:
+            if not is_whole:
+                fail(name, "a whole number")
+            # the engine would take the rest modulo 2**32
+            if not _LEASTS[name] <= value <= _MOST:
+                fail(name, f"{_LEASTS[name]} to {_MOST}")
+        elif name == "select" and value not in ("none", "stride", "attention"):
+            fail(name, "none, stride or attention")
+        elif name == "budget" and not (is_number and 0 <= value <= 1):
+            fail(name, "a share of the filled rows up to 1")
+        elif name == "pool" and not (_are_ints(value, 2) and min(value) >= 0 and max(value) <= _MOST):
+            fail(name, f"rows before and after a row from 0 to {_MOST}")
+        elif name in ("heads", "spans") and not isinstance(value, (tuple, list)):
+            fail(name, "a list")
+    for item in settings.get("heads", ()):
+        if not (_are_ints(item, 2) and 0 <= item[0] <= _MOST and -1 <= item[1] <= _MOST):
+            fail("heads", "pairs of a layer and a head of it, like (9, 6)")
+    for span in settings.get("spans", ()):
+        try:
+            parse_span(span)
+        except UsageError as error:
+            raise UsageError(f"{owner}spans: {error}") from None
 
 
 def _are_ints(values: object, count: int) -> bool:

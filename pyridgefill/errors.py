@@ -24,8 +24,8 @@ class RidgeFillError(Exception):
         return " ".join(text.split())
 
 
-class UsageError(RidgeFillError):
-    """A command line that cannot be meant: the command ends with 2, as for an unknown option."""
+class UsageError(RidgeFillError, ValueError):
+    """An option, setting or key that cannot be meant: a command ends with 2, as for an unknown option."""
 
 
 class Interrupted(RidgeFillError):  # noqa: N818  # like KeyboardInterrupt

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pyridgefill import _native
 from pyridgefill.config import RidgeFillConfig
+from pyridgefill.errors import UsageError
 from pyridgefill.spans import span_rows
 
 
@@ -52,8 +53,9 @@ class Fill:
             if config.split is not None:
                 context_params.split = config.split
             self._defaults = _native.llama_ridgefill_default_select_params(self._maps or 0, context_params.split)
+            self._budget = _native.llama_ridgefill_default_budget(self._maps or 0)
             self.select = self._find_select()
-            context_params.keep_states = config.keep_states or self.select != "none"
+            self._keeps_states = context_params.keep_states = config.keep_states or self.select != "none"
             _native.check(_native.llama_set_ridgefill(context, self._maps, context_params) == 0, "RidgeFill")
         except BaseException:
             self.close()
@@ -75,32 +77,41 @@ class Fill:
         """The split in use."""
         return _native.llama_ridgefill_ctx_split(self._context)
 
-    @property
-    def budget(self) -> float:
-        """How many rows are selected, as in the configuration or as the maps recommend."""
-        if self.config.budget is not None:
-            return self.config.budget
-        return _native.llama_ridgefill_default_budget(self._maps or 0)
+    def ask(self, request: Mapping[str, Any]) -> RidgeFillConfig:
+        """The settings for one prompt whose caller gave an object, see `RidgeFillConfig.requested`.
 
-    @property
-    def pool(self) -> tuple[int, int]:
-        """Rows before and after a row that its score counts for, too."""
-        return self.config.pool or (self._defaults.n_before, self._defaults.n_after)
+        Raises
+        ------
+        UsageError
+            Also if rows cannot be selected as asked with these maps in this context.
+        """
+        config = self.config.requested(request, self.split)
+        select = config.select or self.select
+        if select != "none" and not self._keeps_states:
+            raise UsageError(
+                f"ridgefill: select {select} needs split states, which this object does not keep",
+                "make it with RidgeFillConfig(keep_states=True), or with a selection",
+            )
+        if select == "attention" and not (config.heads or self._defaults.n_heads):
+            raise UsageError("ridgefill: select attention needs retrieval heads", "pyridgefill heads finds them")
+        if "budget" in request and select == "none":
+            raise UsageError("ridgefill: budget has no effect without select")
+        return config
 
-    @property
-    def queries(self) -> int:
-        """Last rows of a prompt that ask."""
-        return self.config.queries or int(self._defaults.n_query)
-
-    def _plan_params(self) -> _native.llama_ridgefill_plan_params:
+    def _plan_params(self, config: RidgeFillConfig) -> _native.llama_ridgefill_plan_params:
         params = _native.llama_ridgefill_default_plan_params(self._maps or 0)
         for name in ("sink", "tail", "min_prompt"):
-            value = getattr(self.config, name)
+            value = getattr(config, name)
             if value is not None:
                 setattr(params, name, value)
         return params
 
-    def plan(self, n_prompt: int, exact: Sequence[tuple[int, int]] | None = None) -> list[tuple[int, int]]:
+    def plan(
+        self,
+        n_prompt: int,
+        exact: Sequence[tuple[int, int]] | None = None,
+        config: RidgeFillConfig | None = None,
+    ) -> list[tuple[int, int]]:
         """Ranges of rows to fill in a prompt of `n_prompt` tokens.
 
         Parameters
@@ -109,10 +120,13 @@ class Fill:
             Tokens of the prompt.
         exact
             Rows that must run exact, in any order; None: the configuration's spans, which must be of tokens.
+        config
+            The prompt's settings, see `ask`; None: those of all prompts.
         """
+        config = config or self.config
         if exact is None:
-            exact = span_rows(self.config.spans, [b""] * n_prompt, None)
-        params = self._plan_params()
+            exact = span_rows(config.spans, [b""] * n_prompt, None)
+        params = self._plan_params(config)
         params.exact, params.n_exact = to_native(exact), len(exact)
         ranges = (_native.llama_ridgefill_range * _native.LLAMA_RIDGEFILL_MAX_RANGES)()
         count = _native.llama_ridgefill_plan(params, n_prompt, ranges, len(ranges))
@@ -120,7 +134,13 @@ class Fill:
         return [(ranges[i].p0, ranges[i].p1) for i in range(count)]
 
     def begin(
-        self, sequence: int, n_prompt: int, ranges: Sequence[tuple[int, int]], *, selects: bool = True
+        self,
+        sequence: int,
+        n_prompt: int,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        selects: bool = True,
+        config: RidgeFillConfig | None = None,
     ) -> list[tuple[int, int]]:
         """Fill `ranges` of the prompt that follows, and select among them if `selects`.
 
@@ -130,15 +150,15 @@ class Fill:
             Ranges of rows that have no logits: the filled ones, and with selection the tail but for its last row.
         """
         mark(self._context, sequence, ranges)
-        config, tail = self.config, self._plan_params().tail
-        selects = selects and self.select != "none" and bool(ranges)
+        config = config or self.config
+        tail, select = self._plan_params(config).tail, config.select or self.select
+        selects = selects and select != "none" and bool(ranges)
         n_filled = sum(end - start for start, end in ranges)
-        budget = self.budget
         params = _native.llama_ridgefill_select_params(
-            _SELECT[self.select] if selects else _SELECT["none"],
-            round(budget * n_filled) if budget <= 1 else round(budget),
-            *self.pool,
-            self.queries,
+            _SELECT[select if selects else "none"],
+            round((self._budget if config.budget is None else config.budget) * n_filled),
+            *(config.pool or (self._defaults.n_before, self._defaults.n_after)),
+            config.queries or self._defaults.n_query,
             (_native.llama_ridgefill_head * max(1, len(config.heads)))(
                 *[_native.llama_ridgefill_head(*head) for head in config.heads]
             ),

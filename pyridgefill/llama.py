@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyridgefill._library import import_llama_cpp
 from pyridgefill.config import RidgeFillConfig, resolve_config
-from pyridgefill.errors import RidgeFillError
-from pyridgefill.spans import Span, check_ends, parse_span, span_rows
+from pyridgefill.errors import RidgeFillError, UsageError
+from pyridgefill.spans import check_ends, span_rows
 
 llama_cpp = import_llama_cpp()
 
@@ -32,11 +35,36 @@ class _Batch(LlamaBatch):
             self.batch.logits[len(batch) - 1] = False
 
 
+@dataclass(frozen=True)
+class _Request:
+    """What a call asks for.
+
+    Attributes
+    ----------
+    settings
+        How its prompt is filled; None: it runs exact.
+    has_spans
+        The call names spans of its own, which must be within the prompt.
+    text
+        The prompt, if it is a text; characters are counted in it.
+    """
+
+    settings: RidgeFillConfig | None
+    has_spans: bool = False
+    text: str | None = None
+
+
 class Llama(_Llama):
     """A model whose long prompts are prefilled with RidgeFill.
 
     Everything is as in `llama_cpp.Llama`; calls reuse the cached prefix of an earlier one only where it holds what
-    the new call asks for: an exact call never builds on filled cells, and no row of a tail lies in one.
+    the new call asks for: an exact call never builds on filled cells, and no row of a tail lies in one. That holds
+    for cells of a loaded state or a cache as well, and without maps.
+
+    `create_completion`, `create_chat_completion`, `__call__` and `generate` take one more keyword, `ridgefill`, as
+    the server's requests do (docs/server.md): None fills if there are maps, False runs the prompt exact, True fills,
+    and a mapping fills with other settings: `tail`, `sink`, `min_prompt`, `select`, `budget`, `spans`, `split`.
+    Anything else is a `UsageError`.
 
     Parameters
     ----------
@@ -52,6 +80,8 @@ class Llama(_Llama):
     ------
     RidgeFillError
         If there are no maps, or they do not fit the model, the context or the other keywords.
+    TypeError
+        If a keyword is unknown.
     """
 
     def __init__(
@@ -63,14 +93,13 @@ class Llama(_Llama):
     ) -> None:
         self._fill: fill.Fill | None = None
         self._batch: Any
-        self._exact = False
-        self._spans: Sequence[Span] | None = None
-        # text and spans of the prompt that `generate` gets next
-        self._request: tuple[str | None, Sequence[Span] | None] | None = None
+        # of the call that runs, for what it calls in turn
+        self._request: _Request | None = None
         self._ridgefill = ridgefill
-        # length and filled ranges of the last prompt, which selected among them
-        self._selection: tuple[int, list[tuple[int, int]]] | None = None
+        # what the last prompt selected among: its length, filled ranges and settings
+        self._selection: tuple[int, list[tuple[int, int]], RidgeFillConfig | None] | None = None
         self.fill_stats: fill.FillStats | None = None
+        _check_names(kwargs)
         config = resolve_config(ridgefill, model_path)
         if config is not None:
             _check_keywords(kwargs)
@@ -91,90 +120,108 @@ class Llama(_Llama):
             self.close()
             raise
 
-    @contextmanager
-    def exact(self) -> Iterator[None]:
-        """Within this context, prompts run through the full model; a stream must be consumed within it."""
-        before, self._exact = self._exact, True
-        try:
-            yield
-        finally:
-            self._exact = before
+    def create_completion(
+        self, prompt: str | list[int], *args: Any, ridgefill: bool | Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """See `llama_cpp.Llama.create_completion`; for `ridgefill` see the class."""
+        suffix = args[0] if args else kwargs.get("suffix")
+        text = prompt if isinstance(prompt, str) and suffix is None else None
+        request = replace(self._asked(ridgefill), text=text)
+        return self._run(request, super().create_completion, prompt, *args, **kwargs)
 
-    @contextmanager
-    def spans(self, *spans: Span) -> Iterator[None]:
-        """Within this context, these spans of prompts run exact instead of those of the configuration.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See `create_completion`."""
+        return self.create_completion(*args, **kwargs)
 
-        Parameters
-        ----------
-        *spans
-            As in `RidgeFillConfig.spans`, but within the prompt; none: only sink and tail run exact.
-        """
-        for span in spans:
-            parse_span(span)
-        before, self._spans = self._spans, spans
-        try:
-            yield
-        finally:
-            self._spans = before
-
-    def _create_completion(self, prompt: str | list[int], *args: Any, **kwargs: Any) -> Iterator[Any]:
-        # read now: the generator may run after `spans` has ended
-        text = prompt if isinstance(prompt, str) and kwargs.get("suffix") is None else None
-        request = text, self._spans
-        completions = super()._create_completion(prompt, *args, **kwargs)
-
-        def completed() -> Iterator[Any]:
-            self._request = request
-            try:
-                yield from completions
-            finally:
-                self._request = None
-
-        return completed()
+    def create_chat_completion(
+        self, *args: Any, ridgefill: bool | Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """See `llama_cpp.Llama.create_chat_completion`; for `ridgefill` see the class. Spans are of tokens."""
+        return self._run(self._asked(ridgefill), super().create_chat_completion, *args, **kwargs)
 
     def generate(
-        self, tokens: Sequence[int], *args: Any, reset: bool = True, **kwargs: Any
-    ) -> Generator[int, Sequence[int] | None, None]:
-        """See `llama_cpp.Llama.generate`; the prompt is filled unless `reset` is False or `exact` is in force."""
-        generated = super().generate(list(tokens), *args, reset=reset, **kwargs)  # type: ignore[misc]
-        if self._fill is None:
-            return generated
-        # read now: the generator may run after `exact` has ended
-        fills = reset and not self._exact
-        (text, spans), self._request = self._request or (None, self._spans), None
-        exact = self._rows(spans, tokens, text) if fills else []
-        return self._filled(self._fill, generated, list(tokens), exact, fills=fills, reset=reset)
-
-    def _rows(self, named: Sequence[Span] | None, tokens: Sequence[int], text: str | None) -> list[tuple[int, int]]:
-        assert self._fill is not None
-        spans = self._fill.config.spans if named is None else named
-        if not spans:
-            return []
-        if named is not None:
-            check_ends(named, len(tokens), text)
-        pieces = [self._model.detokenize([token], special=True) for token in tokens]
-        return span_rows(spans, pieces, text)
-
-    def _filled(
         self,
-        maps: fill.Fill,
+        tokens: Sequence[int],
+        *args: Any,
+        reset: bool = True,
+        ridgefill: bool | Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """See `llama_cpp.Llama.generate`; for `ridgefill` see the class. Without `reset` nothing is filled."""
+        request = self._asked(ridgefill)
+        generated = super().generate(list(tokens), *args, reset=reset, **kwargs)  # type: ignore[misc]
+        settings = request.settings if reset else None
+        exact = [] if settings is None else self._span_rows(settings, request, tokens)
+        return self._prefilled(generated, list(tokens), settings, exact, reset=reset)
+
+    def _asked(self, ridgefill: bool | Mapping[str, Any] | None) -> _Request:
+        """What a call with this keyword asks for; None: what the call asks for within which it is made."""
+        if ridgefill is None and self._request is not None:
+            return self._request
+        if not (ridgefill is None or isinstance(ridgefill, (bool, Mapping))):
+            raise UsageError(f"ridgefill: expected True, False or a mapping of settings, found {ridgefill!r}")
+        if ridgefill is False or (ridgefill is None and self._fill is None):
+            return _Request(None)
+        if self._fill is None:
+            raise UsageError("ridgefill: this object has no maps", "Llama(..., ridgefill=True) finds them")
+        if isinstance(ridgefill, Mapping):
+            return _Request(self._fill.ask(ridgefill), has_spans="spans" in ridgefill)
+        return _Request(self._fill.config)
+
+    def _run(self, request: _Request, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a call whose prompt is filled as requested, also if it is a stream that computes later."""
+
+        def step(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            before, self._request = self._request, request
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._request = before
+
+        def steps(stream: Iterator[Any]) -> Iterator[Any]:
+            end = object()
+            try:
+                while (item := step(next, stream, end)) is not end:
+                    yield item
+            finally:
+                if isinstance(stream, Generator):
+                    stream.close()
+
+        answer = step(call, *args, **kwargs)
+        return steps(answer) if isinstance(answer, Iterator) else answer
+
+    def _span_rows(self, settings: RidgeFillConfig, request: _Request, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        if not settings.spans:
+            return []
+        if request.has_spans:
+            check_ends(settings.spans, len(tokens), request.text)
+        pieces = [self._model.detokenize([token], special=True) for token in tokens]
+        return span_rows(settings.spans, pieces, request.text)
+
+    def _prefilled(
+        self,
         generated: Generator[int, Sequence[int] | None, None],
         tokens: list[int],
+        settings: RidgeFillConfig | None,
         exact_rows: Sequence[tuple[int, int]],
         *,
-        fills: bool,
         reset: bool,
     ) -> Generator[int, Any, None]:
         """Plan the prompt, and pass tokens on; what is computed until the first one belongs to the prompt."""
-        ranges = maps.plan(len(tokens), exact_rows) if fills else []
+        maps = self._fill
+        ranges = [] if maps is None or settings is None else maps.plan(len(tokens), exact_rows, settings)
         if reset:
+            # asked without maps as well: a loaded state may hold filled cells
             self._drop_unusable(tokens, ranges)
+        if maps is None:
+            yield from generated
+            return
         # a prompt that is there as a whole keeps what it selected: its last row alone would ask for other rows
-        request, last, self._selection = (len(tokens), ranges), self._selection, None
-        repeated = reset and request == last and self._cached_prefix(tokens) >= len(tokens) - 1
+        selection, last, self._selection = (len(tokens), ranges, settings), self._selection, None
+        repeated = reset and selection == last and self._cached_prefix(tokens) >= len(tokens) - 1
         with closing(generated):
             try:
-                self._batch.filled = maps.begin(0, len(tokens), ranges, selects=not repeated)
+                self._batch.filled = maps.begin(0, len(tokens), ranges, selects=not repeated, config=settings)
                 before = fill.counters(self._ctx.ctx)
                 try:
                     token = next(generated)
@@ -184,7 +231,7 @@ class Llama(_Llama):
                 after = fill.counters(self._ctx.ctx)
                 filled, exact = after.n_filled - before.n_filled, after.n_exact - before.n_exact
                 selected = after.n_selected - before.n_selected
-                self._selection = request
+                self._selection = selection
                 self.fill_stats = fill.FillStats(len(tokens) - filled - exact, filled, exact, selected)
                 while True:
                     token = generated.send((yield token))
@@ -255,6 +302,20 @@ class Llama(_Llama):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
+
+
+# what others call it
+_OTHER_NAMES = {"maps": "ridgefill", "maps_path": "ridgefill", "config": "ridgefill"}
+
+
+def _check_names(kwargs: dict[str, Any]) -> None:
+    """`llama_cpp.Llama` drops keywords that it does not know; a misspelt one would leave a plain model."""
+    known = {*inspect.signature(_Llama.__init__).parameters, "ridgefill"} - {"self", "model_path", "kwargs"}
+    for name in kwargs:
+        if name not in known:
+            near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, known, 1, 0.5)
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"Llama: unknown keyword {name!r}{hint}")
 
 
 def _check_keywords(kwargs: dict[str, Any]) -> None:

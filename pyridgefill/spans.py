@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 
-from pyridgefill.errors import RidgeFillError
+from pyridgefill.errors import RidgeFillError, UsageError
 
 # (start, end) token positions, {"tokens": (start, end)}, or {"chars": (start, end)} in the prompt's text
 Span = tuple[int, int] | Mapping[str, tuple[int, int]]
@@ -18,14 +18,14 @@ def parse_span(span: Span) -> tuple[str, int, int]:
 
     Raises
     ------
-    ValueError
+    UsageError
         If it has another form.
     """
     entries = list(span.items()) if isinstance(span, Mapping) else [("tokens", span)]
     match entries:
         case [("tokens" | "chars" as kind, (int(start), int(end)))] if 0 <= start <= end:
             return kind, start, end
-    raise ValueError(
+    raise UsageError(
         f"expected (start, end), {{'tokens': (start, end)}} or {{'chars': (start, end)}} "
         f"with 0 <= start <= end, found {span!r}"
     )
@@ -36,7 +36,7 @@ def check_ends(spans: Sequence[Span], n_prompt: int, text: str | None) -> None:
 
     Raises
     ------
-    ValueError
+    UsageError
         If one does not.
     """
     lengths = {"tokens": (n_prompt, "tokens"), "chars": (None if text is None else len(text), "characters")}
@@ -44,7 +44,7 @@ def check_ends(spans: Sequence[Span], n_prompt: int, text: str | None) -> None:
         kind, _, end = parse_span(span)
         length, unit = lengths[kind]
         if length is not None and end > length:
-            raise ValueError(f"span {span!r} ends after the prompt of {length} {unit}")
+            raise UsageError(f"span {span!r} ends after the prompt of {length} {unit}")
 
 
 def token_places(pieces: Sequence[bytes], text: bytes) -> list[tuple[int, int]]:

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_cpp import LlamaDiskCache, LlamaRAMCache
 from support import maps, paths, spelling
 from support.families import FAMILIES
 from support.tokens import tokens
 
 from pyridgefill import Llama, RidgeFillConfig, RidgeFillError, fill
+from pyridgefill.errors import UsageError
 from pyridgefill.fill import FillStats
 from pyridgefill.maps.model import Recommended, RetrievalHead
 
@@ -38,9 +40,9 @@ def plain(workshop: Any, family: str = "llama") -> Llama:
     return Llama(str(workshop.model(family)), **OPTIONS)
 
 
-def answer(llm: Llama, prompt: list[int], n: int = 8) -> list[int]:
+def answer(llm: Llama, prompt: list[int], n: int = 8, **keywords: Any) -> list[int]:
     found = []
-    for token in llm.generate(prompt, temp=0.0):
+    for token in llm.generate(prompt, temp=0.0, **keywords):
         found.append(token)
         if len(found) == n:
             return found
@@ -48,8 +50,7 @@ def answer(llm: Llama, prompt: list[int], n: int = 8) -> list[int]:
 
 
 def exact(llm: Llama, prompt: list[int]) -> list[int]:
-    with llm.exact():
-        return answer(llm, prompt)
+    return answer(llm, prompt, ridgefill=False)
 
 
 @pytest.fixture
@@ -140,6 +141,142 @@ def test_saved_state_remembers_what_was_filled(workshop: Any, family: str) -> No
     third = plain(workshop, family)
     third.load_state(state)
     assert fill.reusable(third._ctx.ctx, 0, [], 300) == SINK
+    assert answer(third, p) == want
+    third.load_state(state)
+    longer = prompt(300) + prompt(20, 7)
+    assert answer(third, longer) == answer(plain(workshop, family), longer)
+
+
+@pytest.fixture
+def spelled(workshop: Any, tmp_path: Path) -> tuple[str, RidgeFillConfig]:
+    """A model whose tokens spell their text, and its POISON maps."""
+    model = spelling.write(workshop.model("llama"), tmp_path / "model.gguf")
+    path = maps.write(tmp_path / "maps.gguf", maps.poison(model, FAMILIES["llama"].split, FAMILIES["llama"].sites()))
+    return str(model), RidgeFillConfig(path, tail=32, sink=SINK, min_prompt=64)
+
+
+TEXT = ("the word user system in on qu er or an " * 30)[:700]
+CHAT = [{"role": "user", "content": TEXT}]
+
+
+def completed(llm: Llama, way: str, **keywords: Any) -> str:
+    """What the model says, asked in one of the ways that users have."""
+    keywords |= {"max_tokens": 8, "temperature": 0.0}
+    if way == "call":
+        return str(llm(TEXT, **keywords)["choices"][0]["text"])
+    if way == "completion":
+        return str(llm.create_completion(TEXT, **keywords)["choices"][0]["text"])
+    if way == "stream":
+        return "".join(part["choices"][0]["text"] for part in llm.create_completion(TEXT, stream=True, **keywords))
+    if way == "chat":
+        return str(llm.create_chat_completion(CHAT, **keywords)["choices"][0]["message"]["content"])
+    parts = llm.create_chat_completion(CHAT, stream=True, **keywords)
+    return "".join(part["choices"][0]["delta"].get("content") or "" for part in parts)
+
+
+WAYS = ["call", "completion", "stream", "chat", "chat stream"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["state", "memory", "disk"])
+def test_filled_cells_from_elsewhere_are_not_served_as_exact(
+    spelled: tuple[str, RidgeFillConfig], tmp_path: Path, way: str, kind: str
+) -> None:
+    model, config = spelled
+    options = {**OPTIONS, "chat_format": "chatml"}
+    filled, off = Llama(model, ridgefill=config, **options), Llama(model, **options)
+    want = completed(Llama(model, **options), way)
+    cache: Any = LlamaRAMCache() if kind == "memory" else LlamaDiskCache(str(tmp_path / "cache"))
+    if kind != "state":
+        filled.set_cache(cache)
+        off.set_cache(cache)
+    assert completed(filled, way) != want, "POISON does not show"
+    if kind == "state":
+        off.load_state(filled.save_state())
+    assert completed(off, way) == want
+    assert completed(filled, way, ridgefill=False) == want
+    assert off.fill_stats is None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_call_says_how_it_is_filled(spelled: tuple[str, RidgeFillConfig], way: str) -> None:
+    model, config = spelled
+    llm = Llama(model, ridgefill=config, **OPTIONS, chat_format="chatml")
+    want = completed(Llama(model, **OPTIONS, chat_format="chatml"), way)
+    first = completed(llm, way)
+    assert first != want
+    n = llm.n_tokens
+
+    def filled(**keywords: Any) -> int:
+        llm.reset()
+        completed(llm, way, **keywords)
+        assert llm.fill_stats is not None
+        return llm.fill_stats.filled
+
+    everything = filled(ridgefill=True)
+    assert everything == filled(ridgefill={}) == filled(ridgefill=None) > 0
+    assert filled(ridgefill=False) == 0
+    assert filled(ridgefill={"tail": 64, "sink": 0}) == everything - 32 + SINK
+    assert filled(ridgefill={"min_prompt": n + 100}) == 0
+    assert filled(ridgefill={"spans": [(100, 150)], "select": "spans"}) == everything - 50
+    assert filled() == everything, "a request is for its call only"
+    for wrong in ({"tial": 3}, {"budget": 0.1}, {"select": "stride"}, {"spans": [(0, 5000)]}, "yes"):
+        with pytest.raises(UsageError):
+            filled(ridgefill=wrong)
+    assert filled() == everything
+    assert completed(llm, way, ridgefill=False) == want
+    with pytest.raises(UsageError, match="this object has no maps"):
+        completed(Llama(model, **OPTIONS, chat_format="chatml"), way, ridgefill=True)
+
+
+def test_streams_are_filled_as_they_were_asked(spelled: tuple[str, RidgeFillConfig]) -> None:
+    """Two streams that are read in turns, after other calls were made."""
+    model, config = spelled
+    llm = Llama(model, ridgefill=config, **OPTIONS)
+    keywords: dict[str, Any] = {"max_tokens": 3, "temperature": 0.0, "stream": True}
+    off = llm.create_completion(TEXT, ridgefill=False, **keywords)
+    on = llm.create_completion(TEXT, ridgefill={"tail": 64}, **keywords)
+    next(off)
+    assert llm.fill_stats is not None
+    assert llm.fill_stats.filled == 0
+    off.close()
+    llm.reset()
+    next(on)
+    n_tokens = len(llm.tokenize(TEXT.encode()))
+    assert llm.fill_stats.filled == n_tokens - 64 - SINK
+    list(on)
+
+
+def test_a_call_can_select(workshop: Any) -> None:
+    llm = selecting(workshop, select="none", keep_states=True, heads=HEADS)
+    answer(llm, prompt(300), ridgefill={"select": "attention", "budget": 0.1})
+    assert llm.fill_stats is not None
+    assert llm.fill_stats.selected == round(0.1 * (300 - TAIL - SINK))
+    answer(llm, prompt(300), ridgefill={"select": "attention", "budget": 0.2})
+    assert llm.fill_stats.selected == round(0.2 * (300 - TAIL - SINK)), "another selection is another request"
+    llm.reset()
+    answer(llm, prompt(300))
+    assert llm.fill_stats.selected == 0
+    without = selecting(workshop, select="none", keep_states=True)
+    with pytest.raises(UsageError, match="needs retrieval heads"):
+        without.generate(prompt(300), ridgefill={"select": "attention"})
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("ridgefil", "ridgefill"),
+        ("ridge_fill", "ridgefill"),
+        ("maps", "ridgefill"),
+        ("n_cxt", "n_ctx"),
+        ("zzzzz", None),
+    ],
+)
+def test_unknown_keywords(workshop: Any, name: str, near: str | None) -> None:
+    with pytest.raises(
+        TypeError, match=f"Llama: unknown keyword '{name}'" + (f", did you mean '{near}'" if near else "$")
+    ):
+        Llama(str(workshop.model("llama")), **OPTIONS, **{name: True})
 
 
 def test_the_plan_ends_with_its_prompt(llm: Llama, workshop: Any) -> None:
@@ -147,8 +284,7 @@ def test_the_plan_ends_with_its_prompt(llm: Llama, workshop: Any) -> None:
     llm.reset()
     llm.eval(prompt(200, 5))
     assert fill.n_filled(llm._ctx.ctx, 0) == 0
-    with llm.exact():
-        late = llm.generate(prompt(300, 6), temp=0.0)
+    late = llm.generate(prompt(300, 6), temp=0.0, ridgefill=False)
     assert [next(late) for _ in range(8)] == answer(plain(workshop), prompt(300, 6))
 
 
@@ -181,9 +317,7 @@ def test_spans_of_characters(workshop: Any, tmp_path: Path) -> None:
 
     def complete(*spans: Any, given: str | list[int] = text) -> int:
         llm.reset()
-        with llm.spans(*spans):
-            stream = llm.create_completion(given, max_tokens=1, stream=True)
-        list(stream)
+        list(llm.create_completion(given, max_tokens=1, stream=True, ridgefill={"spans": spans}))
         assert llm.fill_stats is not None
         return llm.fill_stats.filled
 
@@ -202,8 +336,8 @@ def test_spans_of_characters(workshop: Any, tmp_path: Path) -> None:
 
 
 def test_tokens_that_do_not_spell_the_text(llm: Llama) -> None:
-    with llm.spans({"chars": (0, 5)}), pytest.raises(RidgeFillError, match="need tokens that spell the text"):
-        llm.create_completion("word " * 100, max_tokens=1)
+    with pytest.raises(RidgeFillError, match="need tokens that spell the text"):
+        llm.create_completion("word " * 100, max_tokens=1, ridgefill={"spans": [{"chars": (0, 5)}]})
 
 
 def test_off_is_the_base_class(workshop: Any) -> None:
@@ -295,7 +429,7 @@ def test_where_rows_cannot_run_again_the_recommended_selection_is_left_out(
 
 def test_all_rows_selected_are_an_exact_prompt(workshop: Any) -> None:
     p = prompt(300)
-    llm = selecting(workshop, select="attention", heads=HEADS, budget=1000)
+    llm = selecting(workshop, select="attention", heads=HEADS, budget=1)
     assert answer(llm, p) == answer(plain(workshop), p)
     n_filled = 300 - TAIL - SINK
     assert llm.fill_stats == FillStats(reused=0, filled=n_filled, exact=300 - n_filled, selected=n_filled)

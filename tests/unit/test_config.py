@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,29 +10,54 @@ import pytest
 
 from pyridgefill.cli.eval_options import EvalOptions
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.errors import RidgeFillError
+from pyridgefill.errors import RidgeFillError, UsageError
 
 MOST = 2**31 - 1
 
 
 @pytest.mark.parametrize("value", [-1, MOST + 1, 2**32 + 1])
-@pytest.mark.parametrize("name", ["split", "sink", "tail", "min_prompt", "budget", "queries"])
+@pytest.mark.parametrize("name", ["split", "sink", "tail", "min_prompt", "queries"])
 def test_numbers_that_do_not_fit(name: str, value: int) -> None:
-    with pytest.raises(ValueError, match=rf"RidgeFillConfig\.{name}: expected at (least|most) \d+, found {value}"):
+    with pytest.raises(ValueError, match=rf"RidgeFillConfig\.{name}: expected [01] to {MOST}, found {value}"):
         RidgeFillConfig(**{name: value})
     RidgeFillConfig(**{name: MOST})
 
 
-@pytest.mark.parametrize("budget", [float("nan"), float("inf"), 1e12])
-def test_budgets_that_are_no_number_of_rows(budget: float) -> None:
-    with pytest.raises(ValueError, match=r"RidgeFillConfig\.budget: expected at most"):
+@pytest.mark.parametrize("budget", [float("nan"), float("inf"), -0.1, 1.5, 2, 1e12, True, "0.1"])
+def test_budgets_are_shares(budget: Any) -> None:
+    with pytest.raises(ValueError, match=r"RidgeFillConfig\.budget: expected a share of the filled rows up to 1"):
         RidgeFillConfig(budget=budget)
 
 
-@pytest.mark.parametrize("budget", [1.5, 2.5, 100.25])
-def test_budgets_between_shares_and_rows(budget: float) -> None:
-    with pytest.raises(ValueError, match=r"a share of the filled rows up to 1, or a whole number of rows from 2 on"):
-        RidgeFillConfig(budget=budget)
+REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"tial": 3}, "unknown key 'tial', expected tail, sink"),
+    "a key of the object only": ({"pool": (5, 5)}, "unknown key 'pool'"),
+    "null": ({"tail": None}, "tail: expected a whole number, found None"),
+    "type": ({"sink": "4"}, "sink: expected a whole number, found '4'"),
+    "range": ({"tail": 0}, "tail: expected 1 to 2147483647, found 0"),
+    "select": ({"select": "best"}, "select: expected none, stride or attention, found 'best'"),
+    "rows": ({"budget": 40}, "budget: expected a share of the filled rows up to 1, found 40"),
+    "nothing": ({"budget": 0}, "budget: expected a share above 0"),
+    "split": ({"split": 9}, "split must be the one in use, 3, found 9"),
+    "spans": ({"spans": 5}, "spans: expected a list, found 5"),
+    "a span": ({"spans": [(5, 3)]}, "spans: expected (start, end)"),
+    "no spans": ({"select": "spans"}, "select spans has no effect without spans"),
+}
+
+
+@pytest.mark.parametrize("case", REQUESTS)
+def test_requests_are_checked(case: str) -> None:
+    request, message = REQUESTS[case]
+    with pytest.raises(UsageError, match=f"ridgefill: {re.escape(message)}"):
+        RidgeFillConfig().requested(request, 3)
+
+
+def test_requests_take_the_place_of_settings() -> None:
+    config = RidgeFillConfig("m.gguf", tail=9, sink=1, spans=((0, 3),), select="attention")
+    asked = config.requested({"tail": 5, "split": 3, "spans": [[2, 4]], "select": "spans"}, 3)
+    assert asked == RidgeFillConfig("m.gguf", tail=5, sink=1, spans=([2, 4],), select="none")  # type: ignore[arg-type]
+    assert config.requested({"spans": []}, 3).spans == ()
+    assert config.requested({"select": "spans"}, 3).spans == ((0, 3),)
 
 
 @pytest.mark.parametrize(
