@@ -119,15 +119,6 @@ def parse_splits(text: str, block_count: int) -> tuple[int, ...]:
     return tuple(sorted(parse_list("--splits", text, int, "auto or a list like 12,16")))
 
 
-@contextmanager
-def usage_errors() -> Iterator[None]:
-    """A ValueError of settings that come from options is wrong usage."""
-    try:
-        yield
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
 def _check_output(path: Path | None) -> Path | None:
     check_output(path)
     return path

@@ -78,20 +78,17 @@ class EvalOptions:
 
     def config(self) -> RidgeFillConfig:
         """The fill that is measured."""
-        try:
-            return RidgeFillConfig(
-                self.maps,
-                split=None if self.split < 0 else self.split,
-                sink=None if self.sink < 0 else self.sink,
-                tail=None if self.tail < 0 else self.tail,
-                select=common.choice("--select", self.select, ("none", "stride", "attention")) if self.select else None,
-                budget=self.budget,
-                heads=_heads(self.heads),
-                pool=_pair(self.pool) if self.pool else None,
-                queries=self.queries,
-            )
-        except ValueError as error:
-            raise RidgeFillError(str(error)) from error
+        return RidgeFillConfig(
+            self.maps,
+            split=None if self.split < 0 else self.split,
+            sink=None if self.sink < 0 else self.sink,
+            tail=None if self.tail < 0 else self.tail,
+            select=common.choice("--select", self.select, ("none", "stride", "attention")) if self.select else None,
+            budget=self.budget,
+            heads=_heads(self.heads),
+            pool=_pair(self.pool) if self.pool else None,
+            queries=self.queries,
+        )
 
 
 def with_options(command: Callable[..., None], unused: tuple[str, ...] = ()) -> Callable[..., None]:
