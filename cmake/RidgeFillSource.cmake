@@ -3,7 +3,7 @@
 # Everything lies under one folder:
 #
 #   download/   the source archive
-#   stock/      src and include as upstream wrote them, for the stock twin
+#   stock/      src, include, common and tools/server as upstream wrote them, for the stock twin
 #   src/        the patched tree that is built
 #   next/       a tree in the making
 #
@@ -236,8 +236,9 @@ function(ridgefill_prepare_source root dir)
             endforeach()
         endif()
 
-        foreach(part src include)
-            ridgefill_sync("${next}/${part}" "${dir}/stock/${part}" "${dir}/stock.${part}.files")
+        foreach(part src include common tools/server)
+            string(REPLACE "/" "." list "stock.${part}.files")
+            ridgefill_sync("${next}/${part}" "${dir}/stock/${part}" "${dir}/${list}")
         endforeach()
         foreach(patch IN LISTS patches)
             ridgefill_apply_patch("${patch}" "${next}")

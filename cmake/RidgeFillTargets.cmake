@@ -4,10 +4,7 @@
 set(RIDGEFILL_OVERLAY_TARGETS
     "src=llama"
     "common=llama-common"
-    "tools/server=server-context"
-    "tools/llama-bench=llama-bench-impl"
-    "tools/completion=llama-completion-impl"
-    "tools/perplexity=llama-perplexity-impl")
+    "tools/server=server-context")
 
 set(RIDGEFILL_PROGRAMS llama-server llama-completion llama-bench llama-perplexity)
 

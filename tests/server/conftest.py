@@ -34,17 +34,25 @@ class Kit:
             return spelling.write(self.model("llama", seed), self.folder / f"spelling.{seed}.gguf")
         return FAMILIES[family].write(self.folder / f"{family}.{seed}.gguf", seed)
 
-    def _poison(self, family: str = "llama", seed: int = 0) -> Path:
+    def _poison(self, family: str = "llama", seed: int = 0, split: int | None = None) -> Path:
         f, model = FAMILIES["llama" if family == "spelling" else family], self.model(family)
-        poison = maps.poison(model, f.split, f.sites(), seed=seed)
-        return maps.write(self.folder / f"{family}.poison{seed}.maps.gguf", poison)
+        split = f.split if split is None else split
+        sites = {layer: names for layer, names in f.sites().items() if layer >= split}
+        poison = maps.poison(model, split, sites, seed=seed)
+        return maps.write(self.folder / f"{family}.poison{seed}.{split}.maps.gguf", poison)
 
     def serve(
-        self, family: str = "llama", *args: str | Path, maps: Path | None = None, env: dict[str, str] | None = None
+        self,
+        family: str | None = "llama",
+        *args: str | Path,
+        maps: Path | None = None,
+        env: dict[str, str] | None = None,
+        stock: bool = False,
     ) -> AbstractContextManager[Server]:
-        """A server without maps unless they are given."""
+        """A server without maps unless they are given; without a family, a router."""
         log = self.folder / f"server{next(self._logs)}.log"
-        return serve(self.model(family), *args, maps=maps, log=log, env=env)
+        model = None if family is None else self.model(family)
+        return serve(model, *args, maps=maps, log=log, env=env, stock=stock)
 
     @contextmanager
     def pair(self, family: str = "llama", *args: str | Path) -> Iterator[Pair]:

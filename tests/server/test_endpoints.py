@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
+from pathlib import Path
 
 import pytest
 from server.conftest import Kit
-from support.server import MIN_PROMPT, SINK, TAIL, Server
+from support.server import MIN_PROMPT, SINK, START_SECONDS, TAIL, Server
 from support.tokens import tokens
 
 PROMPT = tokens(300)
 FILLED = len(PROMPT) - TAIL - SINK
+FRESH = {"cache_prompt": False}
 KEY = {"Authorization": "Bearer secret"}
 
 
@@ -103,19 +106,47 @@ def test_api_key(kit: Kit) -> None:
         assert answer["timings"]["ridgefill"]["filled"] == FILLED
 
 
+def wait_for_sleep(server: Server) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not server.get("/props").json()["is_sleeping"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_sleep_and_wake(kit: Kit) -> None:
     """The maps go with the model and come back with it."""
     with kit.serve("llama", "-np", "1", "-c", "1024", "--sleep-idle-seconds", "1", maps=kit.poison()) as server:
         before = server.complete(PROMPT, True)
-        deadline = threading.Event()
-        while not server.get("/props").json()["is_sleeping"]:
-            assert not deadline.wait(0.1)
+        wait_for_sleep(server)
         assert server.get("/ridgefill").json()["split"] == 3  # without waking up
         assert server.get("/props").json()["is_sleeping"]
         assert "ridgefill_rows_filled_total" in server.get("/metrics").text
         after = server.complete(PROMPT, True)
         assert after.count(filled=FILLED, exact=TAIL + SINK, reused=0)
         assert after.tokens == before.tokens
+
+
+def test_other_maps_at_wake_up(kit: Kit, tmp_path: Path) -> None:
+    """Whoever asks hears of the maps that are loaded, not of those before the sleep."""
+    path = tmp_path / "maps.gguf"
+    path.write_bytes(kit.poison().read_bytes())
+    with kit.serve("llama", "-np", "1", "-c", "1024", "--sleep-idle-seconds", "1", maps=path) as server:
+        before = server.complete(PROMPT, {"split": 3})
+        old = server.get("/ridgefill").json()
+        wait_for_sleep(server)
+        path.write_bytes(kit.poison("llama", split=5).read_bytes())
+        assert server.get("/ridgefill").json() == old  # of the last load, without waking up
+        after = server.complete(PROMPT, True, **FRESH)
+        new = server.get("/ridgefill").json()
+        assert (before.rows["split"], after.rows["split"]) == (3, 5)
+        assert (new["split"], new["splits"]) == (5, [5])
+        assert new["hash"] != old["hash"]
+        assert server.get("/props").json()["ridgefill"]["hash"] == new["hash"]
+        assert "split must be the one in use, 5" in server.error(PROMPT, {"split": 3})
+        assert server.complete(PROMPT, {"split": 5}, **FRESH).rows["filled"] == FILLED
+        wait_for_sleep(server)
+        assert server.get("/ridgefill").json() == new
+    assert f"is another file than the last time, whose hash was {old['hash']}" in server.log
 
 
 @pytest.mark.parametrize("spec", ["ngram-simple", "ngram-mod", "draft-simple"])

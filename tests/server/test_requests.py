@@ -9,7 +9,7 @@ import gguf
 import pytest
 from server.conftest import Kit
 from support.raw_gguf import RawGGUF, RawKey
-from support.server import SINK, TAIL, Answer, Server, same, serve
+from support.server import MIN_PROMPT, SINK, TAIL, Answer, Server, same, serve
 from support.tokens import tokens
 
 PROMPT = tokens(300)
@@ -106,6 +106,7 @@ ROUTES = {
     "/v1/completions": "prompt",
     "/chat/completions": "messages",
     "/v1/chat/completions": "messages",
+    "/responses": "input",
     "/v1/responses": "input",
     "/v1/messages": "messages",
 }
@@ -132,8 +133,9 @@ def test_routes(server: Server, route: str) -> None:
         assert response.status_code == 200, response.text
         filled = server.metric("ridgefill_rows_filled_total") - before
         assert (filled > 0) == is_filled
-        if timings := response.json().get("timings"):
-            assert timings["ridgefill"]["filled"] == filled
+        timings = response.json()["timings"]
+        assert timings["ridgefill"]["filled"] == filled
+        assert timings["ridgefill"]["reused"] == timings["cache_n"]
 
 
 def test_infill(kit: Kit) -> None:
@@ -160,12 +162,22 @@ def test_routes_refuse_bad_fields(server: Server, route: str, ridgefill: Any) ->
     assert "Field 'ridgefill'" in response.text
 
 
-@pytest.mark.parametrize("route", ["/completion", "/v1/completions", "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("route", ROUTES)
 def test_streams_tell_the_rows(server: Server, route: str) -> None:
-    events = server.stream(route, text_body(route))
-    timings = [event["timings"] for event in events if "timings" in event]
-    assert timings[-1]["ridgefill"]["filled"] > 0
-    assert timings[-1]["prompt_n"] == timings[-1]["ridgefill"]["filled"] + timings[-1]["ridgefill"]["exact"]
+    timings = server.stream(route, text_body(route, f"stream {route} " * 20))[-1]["timings"]
+    assert timings["ridgefill"]["filled"] > 0
+    assert timings["prompt_n"] == timings["ridgefill"]["filled"] + timings["ridgefill"]["exact"]
+
+
+@pytest.mark.parametrize("route", ["/completions", "/v1/completions"])
+def test_each_of_several_prompts_tells_its_rows(server: Server, route: str) -> None:
+    lengths = (200, 100, 150)
+    prompts = [tokens(n, seed=n) for n in lengths]
+    body = {"prompt": prompts, "max_tokens": 2, "temperature": 0, **FRESH}
+    answer = server.post(route, body).json()
+    parts = answer if isinstance(answer, list) else sorted(answer["choices"], key=lambda choice: choice["index"])
+    filled = [part["timings"]["ridgefill"]["filled"] for part in parts]
+    assert filled == [n - TAIL - SINK if n >= MIN_PROMPT else 0 for n in lengths]
 
 
 def test_stream_with_progress_and_timings_per_token(server: Server) -> None:

@@ -88,9 +88,9 @@ def test_windowed_model(kit: Kit) -> None:
     [
         (True, round(0.05 * FILLED)),
         ({"budget": 0.5}, FILLED // 2),
-        ({"budget": 20}, 20),
-        ({"budget": 20, "select": "stride"}, 20),
-        ({"budget": 10**6}, FILLED),
+        ({"budget": 0.08}, round(0.08 * FILLED)),
+        ({"budget": 0.08, "select": "stride"}, round(0.08 * FILLED)),
+        ({"budget": 1}, FILLED),
         ({"select": "none"}, 0),
         ({"tail": 330}, 0),
         (False, 0),
@@ -113,8 +113,8 @@ def test_reused_rows(pair: Pair) -> None:
     assert exact.rows["selected"] == 100 - TAIL
     assert same(exact, pair.plain.complete(longer, **FRESH))
 
-    pair.ridgefill.complete(PROMPT, {"budget": 20}, **FRESH)
-    again = pair.ridgefill.complete(PROMPT, {"budget": 21})
+    pair.ridgefill.complete(PROMPT, {"budget": 20 / FILLED}, **FRESH)
+    again = pair.ridgefill.complete(PROMPT, {"budget": 21 / (FILLED - 20)})
     assert again.count(filled=0, exact=1, reused=len(PROMPT) - 1)
     assert again.rows["selected"] == 21
     mixed = pair.ridgefill.complete(longer, ALL)
@@ -134,16 +134,16 @@ def test_rows_that_saw_filled_ones_are_not_exact(pair: Pair) -> None:
 def test_prompts_side_by_side(kit: Kit) -> None:
     prompts = [tokens(250 + 30 * i, seed=10 + i) for i in range(4)]
     with kit.serve("llama", "-np", "4", "-c", "4096", *SELECT, maps=kit.poison()) as server:
-        alone = [server.complete(prompt, {"budget": 30}, **FRESH, id_slot=0) for prompt in prompts]
+        alone = [server.complete(prompt, {"budget": 0.15}, **FRESH, id_slot=0) for prompt in prompts]
         with ThreadPoolExecutor(4) as pool:
-            jobs = [pool.submit(server.complete, prompt, {"budget": 30}, **FRESH) for prompt in prompts]
+            jobs = [pool.submit(server.complete, prompt, {"budget": 0.15}, **FRESH) for prompt in prompts]
         for job, expected in zip(jobs, alone, strict=True):
             assert job.result().rows == expected.rows
             assert same(job.result(), expected, 0.1)
 
-        both = server.post("/completion", server.request(prompts[0], {"budget": 30}, n_cmpl=2, **FRESH)).json()
+        both = server.post("/completion", server.request(prompts[0], {"budget": 0.15}, n_cmpl=2, **FRESH)).json()
         assert all(same(Answer.read(body), alone[0], 0.1) for body in both)
-        assert all(Answer.read(body).rows["selected"] == 30 for body in both)
+        assert all(Answer.read(body).rows["selected"] == alone[0].rows["selected"] > 0 for body in both)
 
 
 def test_restored_rows_can_run_again(kit: Kit) -> None:
@@ -298,8 +298,8 @@ def test_maps_recommend_a_selection(kit: Kit) -> None:
         assert server.complete(PROMPT, **FRESH).rows["selected"] == round(0.25 * FILLED)
         assert server.complete(PROMPT, {"select": "none"}, **FRESH).rows["selected"] == 0
         assert same(server.complete(PROMPT, ALL, **FRESH), server.complete(PROMPT, False, **FRESH))
-    with kit.serve("llama", *options, "--ridgefill-budget", "40", maps=path) as server:
-        assert server.complete(PROMPT, **FRESH).rows["selected"] == 40
+    with kit.serve("llama", *options, "--ridgefill-budget", "0.15", maps=path) as server:
+        assert server.complete(PROMPT, **FRESH).rows["selected"] == round(0.15 * FILLED)
     with kit.serve("llama", *options, "--ridgefill-select", "none", maps=path) as server:
         assert server.complete(PROMPT, **FRESH).rows["selected"] == 0
         assert "select needs a server that keeps split states" in server.error(PROMPT, {"select": "attention"})
@@ -350,8 +350,10 @@ STARTS = [
     ([*SELECT[:2], "--ridgefill-heads", "3.0"], "expected heads that exist in layers below the split 3, found 3.0"),
     ([*SELECT[:2], "--ridgefill-heads", "0.9"], "expected heads that exist in layers below the split 3, found 0.9"),
     ([*SELECT[:2], "--ridgefill-heads", "1,2"], "must be a list like 9.6,11.1 (layer.head), but got '1,2'"),
-    ([*SELECT, "--ridgefill-budget", "0"], "must be a share above 0 and up to 1, or a whole number of rows"),
-    ([*SELECT, "--ridgefill-budget", "1.5"], "must be a share above 0 and up to 1, or a whole number of rows"),
+    ([*SELECT, "--ridgefill-budget", "0"], "must be a share of the filled rows, above 0 and up to 1, but got"),
+    ([*SELECT, "--ridgefill-budget", "1.5"], "must be a share of the filled rows, above 0 and up to 1, but got"),
+    ([*SELECT, "--ridgefill-budget", "20"], "must be a share of the filled rows, above 0 and up to 1, but got 20"),
+    ([*SELECT, "--ridgefill-budget", "nan"], "must be a share of the filled rows"),
     ([*SELECT, "--ridgefill-budget", "5%"], "must be a number, but got '5%'"),
     ([*SELECT, "--ridgefill-pool", "4"], "must be two numbers of rows like 5,5, but got '4'"),
     ([*SELECT, "--ridgefill-queries", "0"], "must be at least 1, but got 0"),
@@ -394,9 +396,10 @@ def test_options_need_maps(kit: Kit) -> None:
     [
         ({"select": "best"}, 'select must be none, spans, stride or attention, but got "best"'),
         ({"select": True}, "select must be none, spans, stride or attention, but got true"),
-        ({"budget": 0}, "budget must be a share above 0 and up to 1"),
+        ({"budget": 0}, "budget must be a share of the filled rows, above 0 and up to 1"),
         ({"budget": -0.1}, "budget must be a share"),
         ({"budget": 2.5}, "budget must be a share"),
+        ({"budget": 20}, "budget must be a share"),
         ({"budget": 2**40}, "budget must be a share"),
         ({"budget": "5%"}, "budget must be a number"),
         ({"budget": True}, "budget must be a number"),
@@ -424,4 +427,4 @@ def test_server_that_keeps_no_split_states(server: Server) -> None:
 def test_server_without_heads(kit: Kit) -> None:
     with kit.serve("llama", "-np", "1", "-c", "1024", "--ridgefill-heal", maps=kit.poison()) as server:
         assert "select attention needs retrieval heads" in server.error(PROMPT, {"select": "attention"})
-        assert server.complete(PROMPT, {"select": "stride", "budget": 20}).rows["selected"] == 20
+        assert server.complete(PROMPT, {"select": "stride", "budget": 0.1}).rows["selected"] == round(0.1 * FILLED)

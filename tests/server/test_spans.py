@@ -565,7 +565,7 @@ BAD: list[tuple[Any, str]] = [
     ([{"role": "User"}], "role of spans[0] must be system, developer, user, assistant, tool or tools"),
     ([{"role": ["user"]}], "role of spans[0] must be"),
     ([{"role": "x" * 10**5}], "role of spans[0] must be"),
-    ([{"message": "0"}], "message of spans[0] must be the index of a message"),
+    ([{"message": "0"}], "message of spans[0] must be an integer, but got"),
     ([{"message": 0.5}], "message of spans[0] must be"),
     ([{"message": True}], "message of spans[0] must be"),
     ([{"message": None}], "message of spans[0] must be"),

@@ -40,6 +40,11 @@ def programs() -> Path:
     return _find("RIDGEFILL_BIN_PATH", "llama-server", [installed_folder("bin"), _BUILD / "bin"], "llama-server")
 
 
+def stock_programs() -> Path:
+    """Folder of a llama-server of the same pin without the patches."""
+    return _find("RIDGEFILL_STOCK_BIN_PATH", "llama-server", [_BUILD / "stock"], "the unpatched llama-server")
+
+
 def sanitized_loader() -> Path:
     """The program that loads maps files under AddressSanitizer."""
     return _test_program("test-ridgefill-load")

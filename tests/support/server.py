@@ -148,8 +148,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def program(name: str) -> str:
-    return str(paths.programs() / name)
+def program(name: str, stock: bool = False) -> str:
+    """A program of the build, or the unpatched one."""
+    return str((paths.stock_programs() if stock else paths.programs()) / name)
 
 
 def _environment() -> dict[str, str]:
@@ -172,14 +173,26 @@ def run(name: str, *args: str | Path, env: dict[str, str] | None = None) -> subp
 
 @contextmanager
 def serve(
-    model: Path, *args: str | Path, maps: Path | None = None, log: Path, env: dict[str, str] | None = None
+    model: Path | None,
+    *args: str | Path,
+    maps: Path | None = None,
+    log: Path,
+    env: dict[str, str] | None = None,
+    stock: bool = False,
 ) -> Iterator[Server]:
-    """Start a server, with RidgeFill's small settings if there are maps; it must stop cleanly."""
+    """Start a server, with RidgeFill's small settings if there are maps; it must stop cleanly.
+
+    Parameters
+    ----------
+    model
+        None starts a router, which gets its models from the arguments.
+    stock
+        The unpatched server.
+    """
     port = _free_port()
-    command = [
-        program("llama-server"),
-        "-m",
-        model,
+    command: list[str | Path | int] = [
+        program("llama-server", stock),
+        *(() if model is None else ("-m", model)),
         "--host",
         "127.0.0.1",
         "--port",

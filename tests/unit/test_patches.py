@@ -108,9 +108,9 @@ def test_table_counts_every_changed_line() -> None:
     assert wrong == [], "what the table in llama.cpp/README.md must say"
 
 
-def test_pin_recognises_every_patched_file() -> None:
+def test_pin_lists_the_patched_files() -> None:
     pinned = re.findall(r"^file (\S+) +=", (FORK / "PIN").read_text(), re.MULTILINE)
-    assert sorted(changed(PATCHES).keys() - set(pinned)) == []
+    assert sorted(pinned) == sorted(changed(PATCHES))
 
 
 def test_series_is_small() -> None:

@@ -2,9 +2,11 @@
 
 #include "arg.h"
 #include "common.h"
+#include "log.h"
+#include "preset.h"
 #include "speculative.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -33,10 +35,8 @@ llama_ridgefill_select common_ridgefill_parse_select(const std::string & name) {
 }
 
 double common_ridgefill_check_budget(double budget) {
-    const bool is_share = budget > 0.0 && budget <= 1.0;
-    const bool is_rows  = budget > 1.0 && budget <= INT32_MAX && budget == std::floor(budget);
-    if (!is_share && !is_rows) {
-        throw std::invalid_argument(string_format("must be a share above 0 and up to 1, or a whole number of rows from 2 on, but got %g", budget));
+    if (!(budget > 0.0 && budget <= 1.0)) {
+        throw std::invalid_argument(string_format("must be a share of the filled rows, above 0 and up to 1, but got %g", budget));
     }
     return budget;
 }
@@ -92,7 +92,7 @@ static void add_select_args(const std::function<void(common_arg)> & add_opt) {
     ).set_examples(examples).set_env("LLAMA_ARG_RIDGEFILL_SELECT"));
     add_opt(common_arg(
         {"--ridgefill-budget"}, "N",
-        "selected rows: a share of the filled rows up to 1, or a number of rows from 2 on (default: the maps' choice)",
+        "selected rows as a share of the filled rows, above 0 and up to 1 (default: the maps' choice)",
         [](common_params & params, const std::string & value) {
             params.ridgefill.budget = parse_budget(value);
         }
@@ -189,23 +189,27 @@ static void refuse(bool conflict, const char * option, const char * reason) {
     }
 }
 
+static bool has_select_options(const common_params_ridgefill & rf) {
+    return rf.budget >= 0.0 || rf.n_before != -1 || rf.n_query != -1 || !rf.heads.empty();
+}
+
+static bool has_options(const common_params_ridgefill & rf) {
+    return rf.split != -1 || rf.tail != -1 || rf.sink != -1 || rf.min_prompt != -1 || !rf.exact_roles.empty() ||
+        rf.select > LLAMA_RIDGEFILL_SELECT_NONE || rf.heal || has_select_options(rf);
+}
+
+void common_ridgefill_check_select(const common_params_ridgefill & params, bool keep_states) {
+    if (has_select_options(params) && !keep_states) {
+        throw std::invalid_argument("--ridgefill-budget, -heads, -pool and -queries have no effect without --ridgefill-select or --ridgefill-heal, or maps that recommend a selection");
+    }
+}
+
 void common_ridgefill_check(const common_params & params) {
     const auto & rf = params.ridgefill;
 
-    const bool keep_states = rf.select > LLAMA_RIDGEFILL_SELECT_NONE || rf.heal;
-    const bool is_select   = rf.budget >= 0.0 || rf.n_before != -1 || rf.n_query != -1 || !rf.heads.empty();
+    // without the option, the maps decide
+    common_ridgefill_check_select(rf, rf.select != LLAMA_RIDGEFILL_SELECT_NONE || rf.heal);
 
-    if (rf.maps.empty()) {
-        if (rf.split != -1 || rf.tail != -1 || rf.sink != -1 || rf.min_prompt != -1 || keep_states || is_select || !rf.exact_roles.empty()) {
-            throw std::invalid_argument("the options --ridgefill-* have no effect without --ridgefill-maps FNAME");
-        }
-        return;
-    }
-
-    if (is_select && rf.select == LLAMA_RIDGEFILL_SELECT_NONE && !keep_states) {
-        throw std::invalid_argument(
-            "--ridgefill-budget, -heads, -pool and -queries have no effect without --ridgefill-select or --ridgefill-heal");
-    }
     if (rf.select > LLAMA_RIDGEFILL_SELECT_NONE && params.sampling.backend_sampling) {
         throw std::invalid_argument(
             "--ridgefill-select cannot be used with --backend-sampling: the logits of the tail come after the selected rows");
@@ -232,12 +236,32 @@ void common_ridgefill_check(const common_params & params) {
     }
 }
 
-static void postprocess(common_params & params, int example) {
-    common_ridgefill_check(params);
-
-    if (params.ridgefill.maps.empty()) {
+// options without maps: a router hands them on, in a plain program they are a mistake
+static void check_without_maps(const common_params & params, int example) {
+    if (!has_options(params.ridgefill)) {
         return;
     }
+
+    const bool is_router = example == LLAMA_EXAMPLE_SERVER && params.model.path.empty() && params.model.url.empty() &&
+        params.model.hf_repo.empty() && params.model.docker_repo.empty();
+    const bool has_router = example == LLAMA_EXAMPLE_SERVER && std::getenv("LLAMA_SERVER_ROUTER_PORT") != nullptr;
+
+    if (is_router) {
+        LOG_INF("ridgefill: the options --ridgefill-* are handed on, they act on models that have --ridgefill-maps\n");
+    } else if (has_router) {
+        LOG_WRN("ridgefill: the options --ridgefill-* have no effect on this model, it has no --ridgefill-maps\n");
+    } else {
+        throw std::invalid_argument("the options --ridgefill-* have no effect without --ridgefill-maps FNAME");
+    }
+}
+
+static void postprocess(common_params & params, int example) {
+    if (params.ridgefill.maps.empty()) {
+        check_without_maps(params, example);
+        return;
+    }
+
+    common_ridgefill_check(params);
 
     refuse(example == LLAMA_EXAMPLE_PERPLEXITY, "llama-perplexity",
         "it needs the logits of every row, and filled rows have none");
@@ -271,5 +295,27 @@ void common_ridgefill_postprocess(common_params & params, int example) {
         postprocess(params, example);
     } catch (const std::invalid_argument & e) {
         throw std::invalid_argument(string_format("error: %s", e.what()));
+    }
+}
+
+//
+// models in a folder
+//
+
+static const std::string maps_suffix = ".ridgefill.gguf";
+
+std::vector<common_file_info> common_ridgefill_skip_maps(std::vector<common_file_info> files) {
+    files.erase(std::remove_if(files.begin(), files.end(), [](const common_file_info & file) {
+        return !file.is_dir && string_ends_with(file.name, maps_suffix);
+    }), files.end());
+    return files;
+}
+
+void common_ridgefill_find_maps(const common_preset_context & ctx, common_preset & preset, const std::string & model) {
+    const std::string maps = model.substr(0, model.rfind(".gguf")) + maps_suffix;
+
+    std::error_code ec;
+    if (std::filesystem::is_regular_file(maps, ec)) {
+        preset.set_option(ctx, "LLAMA_ARG_RIDGEFILL_MAPS", maps);
     }
 }

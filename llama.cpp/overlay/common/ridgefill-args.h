@@ -5,12 +5,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 struct common_arg;
+struct common_file_info;
 struct common_params;
+struct common_preset;
+struct common_preset_context;
 
 // what is known once the maps are loaded
 struct common_ridgefill_info {
@@ -45,6 +50,29 @@ struct common_ridgefill_info {
     std::vector<std::pair<std::string, std::string>> meta;
 };
 
+using common_ridgefill_info_ptr = std::shared_ptr<const common_ridgefill_info>;
+
+// the one place that says what is loaded: copies of the params share it, so that all threads of a server see the maps
+// that the last load has brought, also those whose copy of the params is older
+class common_ridgefill_loaded {
+public:
+    // never null, stays valid when other maps are loaded
+    common_ridgefill_info_ptr get() const {
+        std::lock_guard<std::mutex> lock(mutex);
+        return info;
+    }
+
+    void set(common_ridgefill_info value) {
+        auto next = std::make_shared<const common_ridgefill_info>(std::move(value));
+        std::lock_guard<std::mutex> lock(mutex);
+        info = std::move(next);
+    }
+
+private:
+    mutable std::mutex        mutex;
+    common_ridgefill_info_ptr info = std::make_shared<const common_ridgefill_info>();
+};
+
 struct common_params_ridgefill {
     std::string maps; // path of the maps file, empty = off
 
@@ -56,7 +84,7 @@ struct common_params_ridgefill {
 
     // server only; -1 or empty = what the maps file recommends
     int32_t select = -1;   // llama_ridgefill_select
-    double  budget = -1.0; // at most 1: a share of the filled rows, else rows
+    double  budget = -1.0; // share of the filled rows
     bool    heal   = false;
 
     int32_t n_before = -1;
@@ -67,7 +95,7 @@ struct common_params_ridgefill {
 
     std::vector<std::string> exact_roles; // of chat messages whose rows run exact
 
-    common_ridgefill_info info;
+    std::shared_ptr<common_ridgefill_loaded> loaded = std::make_shared<common_ridgefill_loaded>();
 };
 
 // none, stride, attention
@@ -87,5 +115,18 @@ void common_ridgefill_add_args(const std::function<void(common_arg)> & add_opt);
 // throws std::invalid_argument if the maps cannot serve together with the other options
 void common_ridgefill_check(const common_params & params);
 
+// throws std::invalid_argument if options for selected rows are set although no rows can be selected
+void common_ridgefill_check_select(const common_params_ridgefill & params, bool keep_states);
+
 // after all options are known: checks them for an example (enum llama_example) and reserves memory for the maps
 void common_ridgefill_postprocess(common_params & params, int example);
+
+//
+// models in a folder (--models-dir): MODEL.ridgefill.gguf beside MODEL.gguf has its maps
+//
+
+// the files that are no maps
+std::vector<common_file_info> common_ridgefill_skip_maps(std::vector<common_file_info> files);
+
+// adds the maps beside a model, if any, to its options
+void common_ridgefill_find_maps(const common_preset_context & ctx, common_preset & preset, const std::string & model);

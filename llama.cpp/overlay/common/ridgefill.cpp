@@ -75,9 +75,8 @@ static common_ridgefill_info get_info(const common_params_ridgefill & params, co
     return info;
 }
 
-bool common_ridgefill::load(common_params & params, llama_model * model, llama_context * ctx) {
-    auto & rf = params.ridgefill;
-    rf.info = {};
+bool common_ridgefill::load(const common_params & params, llama_model * model, llama_context * ctx) {
+    const auto & rf = params.ridgefill;
 
     if (rf.maps.empty()) {
         return true;
@@ -103,20 +102,24 @@ bool common_ridgefill::load(common_params & params, llama_model * model, llama_c
     auto info = get_info(rf, maps);
     try {
         set(params, info);
-    } catch (const std::runtime_error & e) {
+    } catch (const std::exception & e) {
         unload();
         return fail(string_format("failed to use RidgeFill maps: %s", e.what()));
     }
-    rf.info = info;
+
+    const auto last = rf.loaded->get();
+    if (last->loaded && (last->hash != info.hash || last->meta != info.meta)) {
+        LOG_WRN("ridgefill: '%s' is another file than the last time, whose hash was %016" PRIx64 "\n", info.file.c_str(), last->hash);
+    }
 
     LOG_INF("ridgefill: maps '%s', hash %016" PRIx64 ", %.2f MiB, split %d, tail %d, sink %d, min-prompt %d\n",
-        rf.info.file.c_str(), rf.info.hash, rf.info.size / (1024.0 * 1024.0),
-        rf.info.split, rf.info.tail, rf.info.sink, rf.info.min_prompt);
-    if (rf.info.keep_states) {
+        info.file.c_str(), info.hash, info.size / (1024.0 * 1024.0), info.split, info.tail, info.sink, info.min_prompt);
+    if (info.keep_states) {
         LOG_INF("ridgefill: select %s, budget %g, %zu retrieval heads, pool %d,%d, queries %d, heal %s\n",
-            common_ridgefill_select_name(rf.info.select), rf.info.budget, rf.info.heads.size(), rf.info.n_before, rf.info.n_after, rf.info.n_query,
-            rf.info.heal ? "on" : "off");
+            common_ridgefill_select_name(info.select), info.budget, info.heads.size(), info.n_before, info.n_after, info.n_query,
+            info.heal ? "on" : "off");
     }
+    rf.loaded->set(std::move(info));
 
     return true;
 }
@@ -133,16 +136,14 @@ llama_ridgefill_select_params common_ridgefill_select_params(const common_ridgef
     };
 }
 
-// throws std::runtime_error
+// throws std::runtime_error or std::invalid_argument
 void common_ridgefill::set(const common_params & params, common_ridgefill_info & info) {
     const auto & rf = params.ridgefill;
 
     if (info.select == LLAMA_RIDGEFILL_SELECT_ATTENTION && info.heads.empty()) {
         throw std::runtime_error("--ridgefill-select attention needs retrieval heads, and the maps name none (hint: --ridgefill-heads L.H,L.H,...)");
     }
-    if (!info.keep_states && (rf.budget >= 0.0 || rf.n_before >= 0 || rf.n_query >= 0 || !rf.heads.empty())) {
-        throw std::runtime_error("--ridgefill-budget, -heads, -pool and -queries have no effect without --ridgefill-select or --ridgefill-heal: the maps recommend no selection");
-    }
+    common_ridgefill_check_select(rf, info.keep_states);
 
     const bool is_asked = rf.select > LLAMA_RIDGEFILL_SELECT_NONE || rf.heal;
 
@@ -206,7 +207,8 @@ std::vector<llama_ridgefill_range> common_ridgefill_plan(const llama_ridgefill_p
 }
 
 bool common_ridgefill_mark(const common_params & params, llama_context * ctx, int32_t n_prompt) {
-    const auto & info = params.ridgefill.info;
+    const auto loaded = params.ridgefill.loaded->get();
+    const auto & info = *loaded;
     if (!info.loaded) {
         return true;
     }

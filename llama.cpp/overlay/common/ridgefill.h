@@ -13,9 +13,9 @@ struct common_ridgefill {
     common_ridgefill(const common_ridgefill &) = delete;
     common_ridgefill & operator=(const common_ridgefill &) = delete;
 
-    // load the maps that params name, if any, set them in the context and write params.ridgefill.info
+    // load the maps that params name, if any, set them in the context and say so in params.ridgefill.loaded
     // false = the reason has been logged
-    bool load(common_params & params, llama_model * model, llama_context * ctx);
+    bool load(const common_params & params, llama_model * model, llama_context * ctx);
 
     void unload();
 

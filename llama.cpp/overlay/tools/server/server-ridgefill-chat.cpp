@@ -52,7 +52,7 @@ json server_ridgefill_chat(
         const common_chat_templates        * tmpls,
         const common_chat_templates_inputs & inputs,
         const std::string                  & prompt) {
-    if (params == nullptr || !params->info.loaded) {
+    if (params == nullptr || !params->loaded->get()->loaded) {
         return nullptr;
     }
 

@@ -3,17 +3,7 @@
 #include "server-schema.h"
 #include "server-task.h"
 
-#include <climits>
 #include <stdexcept>
-
-static int32_t get_int(const json & data, const std::string & name, int32_t min) {
-    // compared as a double: a number beyond 64 bits must not wrap into the range
-    if (!data.is_number_integer() || data.get<double>() < min || data.get<double>() > INT32_MAX) {
-        throw std::invalid_argument(string_format("%s must be an integer of at least %d, but got %s",
-            name.c_str(), min, data.dump_safe().substr(0, 64).c_str()));
-    }
-    return data.get<int32_t>();
-}
 
 static llama_ridgefill_select get_select(const common_ridgefill_info & info, const json & data) {
     if (data == "spans") {
@@ -50,9 +40,10 @@ static double get_budget(const json & data) {
 }
 
 static server_ridgefill_request parse_request(const common_params_ridgefill & params, const json & data) {
-    const auto & info = params.info;
-
     server_ridgefill_request res;
+    res.maps = params.loaded->get();
+
+    const auto & info = *res.maps;
 
     if (!data.is_boolean() && !data.is_object()) {
         throw std::invalid_argument("must be true, false or an object");
@@ -73,11 +64,11 @@ static server_ridgefill_request parse_request(const common_params_ridgefill & pa
 
     for (const auto & [key, val] : data.items()) {
         if (key == "tail") {
-            res.tail = get_int(val, key, 1);
+            res.tail = server_ridgefill_get_int(val, key, 1);
         } else if (key == "sink") {
-            res.sink = get_int(val, key, 0);
+            res.sink = server_ridgefill_get_int(val, key, 0);
         } else if (key == "min_prompt") {
-            res.min_prompt = get_int(val, key, 0);
+            res.min_prompt = server_ridgefill_get_int(val, key, 0);
         } else if (key == "spans") {
             res.spans     = server_ridgefill_parse_spans(val);
             res.has_spans = true;
@@ -86,7 +77,7 @@ static server_ridgefill_request parse_request(const common_params_ridgefill & pa
         } else if (key == "budget") {
             res.budget = get_budget(val);
         } else if (key == "split") {
-            if (get_int(val, key, 0) != info.split) {
+            if (server_ridgefill_get_int(val, key, 0) != info.split) {
                 throw std::invalid_argument(string_format("split must be the one in use, %d, but got %s", info.split, val.dump_safe().c_str()));
             }
         } else {
@@ -145,7 +136,13 @@ void server_ridgefill_check(
         const json                    & data,
         size_t                          i_prompt,
         server_task                   & task) {
-    if (!params.info.loaded) {
+    auto & req = task.params.ridgefill;
+    if (!req.maps) {
+        req.maps = params.loaded->get(); // the request has no such field
+    }
+
+    const auto & info = *req.maps;
+    if (!info.loaded) {
         return;
     }
 
@@ -153,9 +150,7 @@ void server_ridgefill_check(
         throw std::invalid_argument("Field 'n_cache_reuse': not possible while RidgeFill maps are loaded, a moved chunk no longer shows which filled rows it was computed from");
     }
 
-    auto & req = task.params.ridgefill;
-
-    if (req.fill && task.params.sampling.backend_sampling && server_ridgefill_select(params.info, req) != LLAMA_RIDGEFILL_SELECT_NONE) {
+    if (req.fill && task.params.sampling.backend_sampling && server_ridgefill_select(info, req) != LLAMA_RIDGEFILL_SELECT_NONE) {
         throw std::invalid_argument("Field 'backend_sampling': not possible with selected rows, the logits of the tail come after them; set select of 'ridgefill' to none");
     }
 

@@ -13,9 +13,11 @@ static constexpr size_t MAX_SPANS = 4096;
 // parsing
 //
 
-static int32_t get_pos(const json & data, const std::string & name) {
-    if (!data.is_number_integer() || data.get<double>() < 0 || data.get<double>() > INT32_MAX) {
-        throw std::invalid_argument(string_format("%s must be an integer of at least 0, but got %s", name.c_str(), data.dump_safe().substr(0, 64).c_str()));
+int32_t server_ridgefill_get_int(const json & data, const std::string & name, int32_t min) {
+    // compared as a double: a number beyond 64 bits must not wrap into the range
+    if (!data.is_number_integer() || data.get<double>() < min || data.get<double>() > INT32_MAX) {
+        throw std::invalid_argument(string_format("%s must be an integer%s, but got %s",
+            name.c_str(), min == INT32_MIN ? "" : string_format(" of at least %d", min).c_str(), data.dump_safe().substr(0, 64).c_str()));
     }
     return data.get<int32_t>();
 }
@@ -24,18 +26,11 @@ static void get_pair(const json & pair, server_ridgefill_span & span, const char
     if (!pair.is_array() || pair.size() != 2) {
         throw std::invalid_argument(string_format("%s must be a [start, end) pair of %s", span.name.c_str(), what));
     }
-    span.p0 = get_pos(pair.at(0), "the start of " + span.name);
-    span.p1 = get_pos(pair.at(1), "the end of "   + span.name);
+    span.p0 = server_ridgefill_get_int(pair.at(0), "the start of " + span.name, 0);
+    span.p1 = server_ridgefill_get_int(pair.at(1), "the end of "   + span.name, 0);
     if (span.p0 >= span.p1) {
         throw std::invalid_argument(string_format("%s = [%d, %d) is empty", span.name.c_str(), span.p0, span.p1));
     }
-}
-
-static int32_t get_message(const json & data, const std::string & name) {
-    if (!data.is_number_integer() || data.get<double>() < INT32_MIN || data.get<double>() > INT32_MAX) {
-        throw std::invalid_argument(string_format("message of %s must be the index of a message, but got %s", name.c_str(), data.dump_safe().substr(0, 64).c_str()));
-    }
-    return data.get<int32_t>();
 }
 
 static std::string get_role(const json & data, const std::string & name) {
@@ -68,7 +63,7 @@ static server_ridgefill_span parse_span(const json & item, size_t i) {
         span.role = get_role(item.at("role"), span.name);
     } else if (n_keys == 1 + chars && item.contains("message")) {
         span.type    = server_ridgefill_span::MESSAGE;
-        span.message = get_message(item.at("message"), span.name);
+        span.message = server_ridgefill_get_int(item.at("message"), "message of " + span.name, INT32_MIN);
         if (chars == 1) {
             get_pair(item.at("chars"), span, "characters");
         }

@@ -36,6 +36,9 @@ struct server_ridgefill_span {
 // [first, second) in bytes
 using server_ridgefill_bytes = std::vector<std::pair<size_t, size_t>>;
 
+// a number of a request, throws std::invalid_argument
+int32_t server_ridgefill_get_int(const common_json & data, const std::string & name, int32_t min);
+
 // the "spans" of a request, throws std::invalid_argument
 std::vector<server_ridgefill_span> server_ridgefill_parse_spans(const common_json & data);
 

@@ -19,8 +19,9 @@ bool server_ridgefill_has_media(const server_tokens & tokens) {
 }
 
 // empty if the whole prompt runs exact, then reason says why
-static std::vector<llama_ridgefill_range> make_plan(const common_ridgefill_info & info, const server_task & task, int32_t tail, std::string & reason) {
-    const auto & req = task.params.ridgefill;
+static std::vector<llama_ridgefill_range> make_plan(const common_ridgefill_info_ptr & loaded, const server_task & task, int32_t tail, std::string & reason) {
+    const auto & info = *loaded;
+    const auto & req  = task.params.ridgefill;
 
     if (!req.fill) {
         reason = req.reason.empty() ? "the request turned it off" : req.reason;
@@ -28,6 +29,10 @@ static std::vector<llama_ridgefill_range> make_plan(const common_ridgefill_info 
     }
     if (server_ridgefill_has_media(task.tokens)) {
         reason = "the prompt has media";
+        return {};
+    }
+    if (req.maps && req.maps != loaded) {
+        reason = "the maps were loaded again after the request was read";
         return {};
     }
 
@@ -82,9 +87,7 @@ static void select_rows(
     slot.selecting = true;
     slot.n_able    = n_planned(slot.plan, pos_keep, slot.p_tail) + llama_ridgefill_seq_n_filled(ctx, id_slot, 0, pos_keep);
 
-    const int32_t n_rows = budget <= 1.0 ? std::lround(budget*slot.n_able) : (int32_t) budget;
-
-    const auto params = common_ridgefill_select_params(info, type, n_rows);
+    const auto params = common_ridgefill_select_params(info, type, std::lround(budget*slot.n_able));
     if (llama_ridgefill_seq_select(ctx, id_slot, slot.p_end, slot.p_end - slot.p_tail, params) != 0) {
         throw std::runtime_error(string_format("failed to select rows: %s", llama_ridgefill_last_error()));
     }
@@ -115,13 +118,16 @@ int32_t server_ridgefill_begin(
 
     slot.reset();
 
-    if (params.info.loaded) {
+    const auto loaded = params.loaded->get();
+    const auto & info = *loaded;
+
+    if (info.loaded) {
         auto & rf = stats.ridgefill;
 
-        rf.split = params.info.split;
-        rf.tail  = task.params.ridgefill.tail >= 0 ? task.params.ridgefill.tail : params.info.tail;
+        rf.split = info.split;
+        rf.tail  = task.params.ridgefill.tail >= 0 ? task.params.ridgefill.tail : info.tail;
 
-        ranges = make_plan(params.info, task, rf.tail, rf.reason);
+        ranges = make_plan(loaded, task, rf.tail, rf.reason);
     }
 
     // asked without maps as well: a restored state may hold filled cells
@@ -137,7 +143,7 @@ int32_t server_ridgefill_begin(
         prompt.checkpoints.remove_if([&](const auto & cur) { return cur.pos_max >= pos_keep; });
     }
 
-    if (params.info.loaded) {
+    if (info.loaded) {
         if (llama_ridgefill_seq_mark(ctx, id_slot, ranges.data(), ranges.size()) != 0) {
             throw std::runtime_error(string_format("failed to mark the rows to fill: %s", llama_ridgefill_last_error()));
         }
@@ -145,9 +151,9 @@ int32_t server_ridgefill_begin(
         slot.p_end    = task.n_tokens();
         slot.p_tail   = std::max(0, slot.p_end - stats.ridgefill.tail);
         slot.counting = true;
-        slot.to_heal  = params.info.heal;
+        slot.to_heal  = info.heal;
 
-        select_rows(params.info, ctx, id_slot, task, slot, pos_keep);
+        select_rows(info, ctx, id_slot, task, slot, pos_keep);
     }
 
     return n_past;
@@ -161,7 +167,7 @@ void server_ridgefill_slot::reset() {
 
 void server_ridgefill_slot::restored(const common_params_ridgefill & params) {
     *this   = {};
-    to_heal = params.info.heal;
+    to_heal = params.loaded->get()->heal;
 }
 
 void server_ridgefill_slot::shift(llama_context * ctx, int32_t id_slot) {
@@ -257,6 +263,21 @@ bool server_ridgefill_slot::heal(llama_context * ctx, int32_t id_slot, server_qu
 // output
 //
 
+void server_ridgefill_stats::add_timings(json & data, const server_slot_stats & stats) const {
+    if (split >= 0) {
+        data["timings"] = stats.to_json();
+    }
+}
+
+void server_ridgefill_keep_timings(json & answers) {
+    for (auto & answer : answers) {
+        const json timings = json_value(answer, "timings", json::object());
+        if (timings.contains("ridgefill")) {
+            answer.at("choices").at(0)["timings"] = timings;
+        }
+    }
+}
+
 void server_ridgefill_stats::to_json(json & res, uint64_t n_cached, uint64_t n_processed) const {
     if (split < 0) {
         return;
@@ -320,15 +341,17 @@ static json info_to_json(const common_ridgefill_info & info, const std::vector<s
 }
 
 void server_ridgefill_props(const common_params_ridgefill & params, json & props) {
-    if (params.info.loaded) {
-        props["ridgefill"] = info_to_json(params.info, params.exact_roles);
+    const auto info = params.loaded->get();
+    if (info->loaded) {
+        props["ridgefill"] = info_to_json(*info, params.exact_roles);
     }
 }
 
 static server_http_res_ptr get_maps(const common_params_ridgefill & params) {
     auto res = std::make_unique<server_http_res>();
 
-    if (!params.info.loaded) {
+    const auto info = params.loaded->get();
+    if (!info->loaded) {
         const json error = format_error_response("No RidgeFill maps are loaded. Start the server with `--ridgefill-maps`", ERROR_TYPE_NOT_SUPPORTED);
         res->status = json_value(error, "code", 501);
         res->data   = safe_json_to_str({{ "error", error }});
@@ -336,15 +359,15 @@ static server_http_res_ptr get_maps(const common_params_ridgefill & params) {
     }
 
     json meta = json::object();
-    for (const auto & [key, val] : params.info.meta) {
+    for (const auto & [key, val] : info->meta) {
         if (string_starts_with(key, "ridgefill.")) {
             meta[key] = val;
         }
     }
 
-    json data = info_to_json(params.info, params.exact_roles);
-    data["file"] = params.info.file;
-    data["size"] = params.info.size;
+    json data = info_to_json(*info, params.exact_roles);
+    data["file"] = info->file;
+    data["size"] = info->size;
     data["meta"] = meta;
 
     res->status = 200;

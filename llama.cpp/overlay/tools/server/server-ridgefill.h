@@ -27,13 +27,15 @@ struct server_ridgefill_request {
     int32_t sink       = -1;
     int32_t min_prompt = -1;
     int32_t select     = -1;   // llama_ridgefill_select
-    double  budget     = -1.0; // as the option
+    double  budget     = -1.0; // share of the filled rows
 
     bool has_spans = false;
 
     std::vector<server_ridgefill_span> spans;
     std::vector<llama_ridgefill_range> exact;  // their rows, or those of the server's roles
     std::string                        reason; // why the whole prompt runs exact
+
+    common_ridgefill_info_ptr maps; // for which the request was read; if others are loaded by now, all rows run exact
 };
 
 // how a request selects rows
@@ -50,6 +52,9 @@ struct server_ridgefill_stats {
 
     // adds "ridgefill" to res, nothing if no maps are loaded
     void to_json(common_json & res, uint64_t n_cached, uint64_t n_processed) const;
+
+    // adds "timings" to the data of a route that has none, nothing if no maps are loaded
+    void add_timings(common_json & data, const server_slot_stats & stats) const;
 };
 
 // part of server_metrics
@@ -132,6 +137,10 @@ void server_ridgefill_check(
 
 // such a prompt runs exact
 bool server_ridgefill_has_media(const server_tokens & tokens);
+
+// call before the choices of several prompts become one answer: each keeps the timings of its prompt
+// nothing if no maps are loaded
+void server_ridgefill_keep_timings(common_json & answers);
 
 // the request field
 server_schema::field * server_ridgefill_field(const common_params & params);
