@@ -97,7 +97,7 @@ def speed(lines: list[Line]) -> str:
                 exact, fill = (median(second for run in runs for second in run[key]) for key in ("exact", "fill"))
                 rows.append(
                     [
-                        model.name,
+                        model.short,
                         str(ctx),
                         f"{where['split']} of {LAYERS[model.digest]}, {100 * budget:.0f} %",
                         f"{exact:.1f} s",
@@ -124,7 +124,7 @@ def losses(lines: list[Line]) -> str:
             far, both, whole = (line.result["groups"][group] for group in ("far", "far_for_both", "all"))
             rows.append(
                 [
-                    model.name,
+                    model.short,
                     str(ctx),
                     f"{100 * budget:.0f} %",
                     f"{far['tokens']} in {far['texts']} of {whole['texts']} texts",
@@ -154,7 +154,7 @@ def needles(lines: list[Line]) -> str:
             assert fill is not None
             value = fill.result["accuracy"]
             interval = f"{100 * value['low']:.0f} to {100 * value['high']:.0f} %"
-            rows.append([model.name, str(ctx), str(tail), hits(exact), hits(fill), interval])
+            rows.append([model.short, str(ctx), str(tail), hits(exact), hits(fill), interval])
     return table(["model", "prompt", "tail", "exact", "filled", "95 % interval (filled)"], rows)
 
 
