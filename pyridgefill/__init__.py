@@ -1,4 +1,4 @@
-"""RidgeFill: a sooner first token for long prompts, by predicting what the upper layers write into memory."""
+"""RidgeFill cuts the time to first token of long prompts: it predicts what the upper layers write into memory."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pyridgefill.models import fetch_model_command
 
 app = typer.Typer(
     name="pyridgefill",
-    help="A sooner first token for llama.cpp: calibrate, pack and inspect maps, and serve with them.",
+    help="Cut the time to first token of long prompts: make maps for a model, measure them, and serve with them.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # brackets in help texts are meant
