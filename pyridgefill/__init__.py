@@ -9,7 +9,7 @@ from pyridgefill.errors import RidgeFillError
 
 __version__ = "0.1.0"
 
-__all__ = ["Llama", "RidgeFillConfig", "RidgeFillError", "__version__", "find_maps"]
+__all__ = ["Llama", "RidgeFillConfig", "RidgeFillError", "__version__", "calibrate", "find_maps"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from pyridgefill.llama import Llama
 
         return Llama
+    if name == "calibrate":
+        from pyridgefill.calibrator import calibrate
+
+        return calibrate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,6 +18,7 @@ CTX = 2048
 UBATCH = 512
 
 # calibration
+SPLIT_SHARES = (1 / 3, 5 / 12, 1 / 2, 2 / 3)  # of the layers, for splits that are tried
 TOKENS = 50_000
 HELD_OUT = 0.1  # share of the documents
 SKIP_FIRST = 4

@@ -124,6 +124,12 @@ class Engine:
                 "the package and the library are of different releases",
             )
 
+    def selection_conflict(self) -> str:
+        """Why rows of this model cannot run again, which selection needs; empty if they can."""
+        if self._native.llama_ridgefill_can_keep_states(self._context):
+            return ""
+        return self._native.llama_ridgefill_last_error().decode("utf-8", errors="replace")
+
     @property
     def bos(self) -> int | None:
         """The token that starts each prompt, None for models that have none."""

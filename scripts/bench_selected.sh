@@ -14,7 +14,7 @@ options="--split $split --select attention --budget 0.1 --tail 512 --sink 4 --js
 
 if [ ! -e "$heads" ]; then
     "$pyridgefill" calibrate "$model" -o "$maps" --splits "$split" --tail 512 --no-heads
-    "$pyridgefill" heads "$model" "$maps" -o "$heads" --prompts 4 --length 2048 --tail 512
+    "$pyridgefill" heads "$model" "$maps" -o "$heads" --prompts 4 --ctx 2048 --tail 512
 fi
 
 for ctx; do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,8 @@ from pyridgefill.errors import CorpusError, StatisticsError
 from pyridgefill.files import check_output
 from pyridgefill.maps.base import read_base_model
 from pyridgefill.maps.model import TARGETS, Target
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def collect(
     options: CollectOptions,
     *,
     resume: bool = False,
-    on_start: Callable[[int], None] = lambda _bytes: None,
+    on_start: Callable[[Engine], None] = lambda _engine: None,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
 ) -> tuple[Statistics, bool]:
     """Collect statistics and write them to `output`, also at checkpoints.
@@ -84,7 +87,7 @@ def collect(
     resume
         Continue the run whose checkpoint is in `output`.
     on_start
-        Called with the bytes that the run will hold, before it holds them.
+        Called with the loaded model before any text is read; may raise.
     on_progress
         Called after each decode.
 
@@ -116,10 +119,11 @@ def collect(
     ) as engine:
         engine.capture(min(options.splits))
         engine.check_base(base)
+        on_start(engine)
         sites = [site for site in engine.sites if ("input" if site.name == "input" else "proj") in options.targets]
         key = _key(corpora, options)
         if resume:
-            run = CollectRun.resume(output, key)
+            run = CollectRun.resume(output, base, key)
         else:
             statistics = Statistics.empty(base, options.settings, options.splits, sites)
             statistics.provenance = {"model": Path(model_path).name, "corpora": [corpus.name for corpus in corpora]}
@@ -129,7 +133,8 @@ def collect(
         chunker = Chunker(engine, chat_formatter(engine), options.n_ctx, held_out, parse_special)
         with run.interruptible():
             # the sums take memory when they are first written to
-            on_start(estimate_bytes(sites, options.splits, base.embedding_length, engine.n_ubatch))
+            size = estimate_bytes(sites, options.splits, base.embedding_length, engine.n_ubatch)
+            _log.info("memory for sums and buffers: %.0f MB beside the model", size / 1e6)
             run.stream(
                 engine,
                 chunker.chunks(interleave(corpora)),

@@ -16,6 +16,30 @@ from pyridgefill.calibration.statistics import Statistics
 from pyridgefill.calibration.statistics_file import read_statistics, write_statistics
 from pyridgefill.engine import Engine
 from pyridgefill.errors import StatisticsError
+from pyridgefill.maps.base import BaseModel, difference
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where a calibration stands, for display.
+
+    Attributes
+    ----------
+    name
+        `collect` (tokens), `fit` (maps), `heads` (prompts), `settings` (trials).
+    done, total
+        In these units; None: not known.
+    note
+        For people.
+    """
+
+    name: str
+    done: int
+    total: int | None
+    note: str = ""
+
+
+OnStep = Callable[[Step], None]
 
 
 @dataclass(frozen=True)
@@ -25,6 +49,11 @@ class Progress:
     tokens: int
     total: int | None
     rate: float
+
+    def step(self) -> Step:
+        """The same for a display that shows other steps too."""
+        done = self.tokens if self.total is None else min(self.tokens, self.total)
+        return Step("collect", done, self.total, f"{self.rate:.0f} tokens/s")
 
 
 @dataclass
@@ -62,17 +91,22 @@ class CollectRun:
         self.interrupted = threading.Event()
 
     @classmethod
-    def resume(cls, output: str | os.PathLike[str], key: dict[str, Any]) -> CollectRun:
+    def resume(cls, output: str | os.PathLike[str], base: BaseModel, key: dict[str, Any]) -> CollectRun:
         """Continue from a checkpoint.
 
         Raises
         ------
         StatisticsError
-            If the file is no checkpoint, or was made with other options.
+            If the file is no checkpoint, or was made from another model or with other options.
         """
         statistics = read_statistics(output)
         if statistics.progress is None:
             raise StatisticsError(f"{os.fspath(output)}: a merged file cannot be resumed", "collect to a new file")
+        if statistics.base != base:
+            raise StatisticsError(
+                f"{os.fspath(output)}: collected from another model: {difference(base, statistics.base)}",
+                "resume with the same model, or collect to a new file",
+            )
         position = Position(**statistics.progress)
         for name, value in key.items():
             if position.key[name] != value:

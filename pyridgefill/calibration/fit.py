@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +15,8 @@ from pyridgefill.calibration.statistics import Statistics
 from pyridgefill.calibration.sums import SplitStatistics
 from pyridgefill.errors import StatisticsError
 from pyridgefill.maps.model import Calibration, MapSet, Recommended, Site, SiteMap, Split, Target
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_RECOMMENDED = Recommended(sink=defaults.SINK, tail=defaults.TAIL, min_prompt=defaults.MIN_PROMPT)
 
@@ -75,6 +79,9 @@ def fit_maps(
     options = options or FitOptions()
     chosen = sorted(statistics.splits) if splits is None else sorted(set(splits))
     work = [(_split(statistics, split, options), _sites(statistics, split, options.target)) for split in chosen]
+    for item, sites in work:
+        for site in sites:
+            check_rank(options.rank, item.split, site, statistics.base.embedding_length)
     total = sum(len(sites) for _, sites in work)
     maps: list[SiteMap] = []
     for item, sites in work:
@@ -97,6 +104,26 @@ def fit_maps(
             rows_nonfinite=max((left_out.rows for left_out in statistics.nonfinite.values()), default=0),
         ),
     )
+
+
+def warn_unmeasured(maps: MapSet, path: str | os.PathLike[str], model: str | os.PathLike[str] = "MODEL") -> None:
+    """Say that the default settings of a file were not measured, and what measures them."""
+    _log.warning(
+        "no setting was measured: the default is split %d, without selection; "
+        "pyridgefill heads %s %s -o FILE measures which is as good as the exact model",
+        maps.defaults().split,
+        os.fspath(model),
+        os.fspath(path),
+    )
+
+
+def check_rank(rank: int, split: int, site: Site, n_features: int) -> None:
+    """Raise a StatisticsError if the map of a site cannot have this rank."""
+    if rank >= min(site.width, n_features):
+        raise StatisticsError(
+            f"{split}.blk.{site.layer}.{site.name}: rank {rank}, expected less than {min(site.width, n_features)}",
+            "choose a smaller --rank or 0 for full rank",
+        )
 
 
 def _split(statistics: Statistics, split: int, options: FitOptions) -> SplitStatistics:
@@ -129,11 +156,6 @@ def _sites(statistics: Statistics, split: int, target: Target) -> list[Site]:
 def _fit_site(problem: RidgeProblem, item: SplitStatistics, site: Site, options: FitOptions) -> SiteMap:
     columns = item.columns(site)
     damping = problem.choose(columns) if options.damping is None else options.damping * problem.mean_eigenvalue
-    if options.rank >= min(site.width, problem.eigenvalues.size):
-        raise StatisticsError(
-            f"{item.split}.blk.{site.layer}.{site.name}: rank {options.rank}, expected less than {site.width}",
-            "choose a smaller --rank or 0 for full rank",
-        )
     solution = problem.solve(columns, damping, options.rank)
 
     def narrow(array: np.ndarray | None) -> np.ndarray | None:

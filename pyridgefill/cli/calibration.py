@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import TaskID
+from rich.table import Table
 
 from pyridgefill import defaults
 from pyridgefill.calibration.builtin_corpora import BUILTIN, DEFAULT_CORPORA
 from pyridgefill.calibration.collect import CollectOptions
 from pyridgefill.calibration.collect import collect as run_collect
-from pyridgefill.calibration.collect_run import Progress
+from pyridgefill.calibration.collect_run import OnStep, Step
 from pyridgefill.calibration.corpus import Corpus
-from pyridgefill.calibration.fit import FitOptions, fit_maps
+from pyridgefill.calibration.fit import FitOptions, fit_maps, warn_unmeasured
 from pyridgefill.calibration.statistics import Statistics
 from pyridgefill.calibration.statistics import merge as merge_statistics
 from pyridgefill.calibration.statistics_file import read_statistics, write_statistics
 from pyridgefill.calibration.sums import Settings
 from pyridgefill.cli import common
-from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, TargetOption, WeightTypeOption
-from pyridgefill.cli.selection import print_trials, trial_file, with_heads, with_recommendation
-from pyridgefill.config import RidgeFillConfig
+from pyridgefill.cli.common import (
+    GpuOption,
+    JsonOption,
+    ModelArgument,
+    OutputOption,
+    TargetOption,
+    ThreadsOption,
+    UbatchOption,
+    WeightTypeOption,
+)
 from pyridgefill.errors import Interrupted
 from pyridgefill.files import check_output
 from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
@@ -38,10 +48,7 @@ CorpusOption = Annotated[
 ]
 SplitsOption = Annotated[str, typer.Option("--splits", help="auto, or a list like 12,16.")]
 TokensOption = Annotated[int, typer.Option("--tokens", min=0, help="Stop after that many tokens; 0: all.")]
-ContextOption = Annotated[int, typer.Option("--n-ctx", min=16, help="Tokens per chunk of text.")]
-UbatchOption = Annotated[int, typer.Option("--n-ubatch", min=1, help="Tokens per decode.")]
-ThreadsOption = Annotated[int, typer.Option("--threads", min=0, help="Threads; 0: all CPUs of the process.")]
-GpuOption = Annotated[int, typer.Option("--n-gpu-layers", help="Layers on the GPU.")]
+ContextOption = Annotated[int, typer.Option("--ctx", min=16, help="Tokens per chunk of text.")]
 NonfiniteOption = Annotated[str, typer.Option("--nonfinite", help="Rows with NaN or infinity: skip or error.")]
 ErrorsOption = Annotated[str, typer.Option("--errors", help="Bytes that are not UTF-8: strict or replace.")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
@@ -60,6 +67,10 @@ DampingOption = Annotated[
 SinkOption = Annotated[int, typer.Option("--sink", min=0, help="Recommended number of exact first rows.")]
 TailOption = Annotated[int, typer.Option("--tail", min=1, help="Recommended number of exact last rows.")]
 MinPromptOption = Annotated[int, typer.Option("--min-prompt", min=0, help="Recommended shortest prompt to fill.")]
+TrialsOption = Annotated[
+    bool,
+    typer.Option("--trials/--no-trials", help="Try settings on the model, and recommend what is as good as exact."),
+]
 
 
 def collect(
@@ -69,8 +80,8 @@ def collect(
     splits: SplitsOption = "auto",
     target: Annotated[str, typer.Option("--target", help="What to collect: proj, input or both.")] = "both",
     tokens: TokensOption = defaults.TOKENS,
-    n_ctx: ContextOption = defaults.CTX,
-    n_ubatch: UbatchOption = defaults.UBATCH,
+    ctx: ContextOption = defaults.CTX,
+    ubatch: UbatchOption = defaults.UBATCH,
     threads: ThreadsOption = 0,
     n_gpu_layers: GpuOption = 0,
     feature_norm: NormOption = "rms",
@@ -90,8 +101,8 @@ def collect(
         splits=common.parse_splits(splits, read_base_model(model).block_count),
         targets=targets,  # type: ignore[arg-type]  # checked by choice
         tokens=tokens or None,
-        n_ctx=n_ctx,
-        n_ubatch=n_ubatch,
+        n_ctx=ctx,
+        n_ubatch=ubatch,
         n_threads=threads,
         n_gpu_layers=n_gpu_layers,
         nonfinite=common.choice("--nonfinite", nonfinite, ("skip", "error")),
@@ -104,10 +115,15 @@ def collect(
         ),
     )
     common.choice("--errors", errors, ("strict", "replace"))
-    statistics, complete = _collect(model, output, corpus, errors, options, resume=resume)
+    # a document is about one chunk: English and code have 3 to 4 characters per token
+    corpora = [Corpus(source, errors, 3 * ctx) for source in corpus or DEFAULT_CORPORA]  # type: ignore[arg-type]
+    with steps() as show:
+        statistics, complete = run_collect(
+            model, corpora, output, options, resume=resume, on_progress=lambda state: show(state.step())
+        )
     _report_statistics(statistics, json_file=json_file)
     if not complete:
-        _interrupted(output)
+        raise Interrupted(f"interrupted, the sums so far are in {output}", "run the same command with --resume")
 
 
 def merge(
@@ -143,9 +159,17 @@ def fit(
     loaded = read_statistics(statistics)
     chosen = None if splits == "all" else common.parse_splits(splits, loaded.base.block_count)
     options = FitOptions(common.choice("--target", target, TARGETS), rank, bias, damping)
-    maps = _fit(loaded, options, chosen, Recommended(sink=sink, tail=tail, min_prompt=min_prompt))
+    with steps() as show:
+        maps = fit_maps(
+            loaded,
+            options,
+            splits=chosen,
+            recommended=Recommended(sink=sink, tail=tail, min_prompt=min_prompt),
+            progress=lambda done, total: show(Step("fit", done, total)),
+        )
     write_maps(output, maps, weight_type=weight_type)
-    _report_maps(output, maps, json_file=json_file)
+    warn_unmeasured(maps, output)
+    report_maps(output, maps, json_file=json_file)
 
 
 def calibrate(
@@ -155,8 +179,8 @@ def calibrate(
     splits: SplitsOption = "auto",
     target: TargetOption = "proj",
     tokens: TokensOption = defaults.TOKENS,
-    n_ctx: ContextOption = defaults.CTX,
-    n_ubatch: UbatchOption = defaults.UBATCH,
+    ctx: ContextOption = defaults.CTX,
+    ubatch: UbatchOption = defaults.UBATCH,
     threads: ThreadsOption = 0,
     n_gpu_layers: GpuOption = 0,
     rank: RankOption = 0,
@@ -167,6 +191,7 @@ def calibrate(
     heads: Annotated[
         bool, typer.Option("--heads/--no-heads", help="Find retrieval heads, which selection needs.")
     ] = True,
+    trials: TrialsOption = True,
     errors: ErrorsOption = "strict",
     statistics: Annotated[
         Path | None, typer.Option("--statistics", help="Keep the sums in this file [default: deleted when done].")
@@ -174,74 +199,50 @@ def calibrate(
     resume: ResumeOption = False,
     json_file: JsonOption = None,
 ) -> None:
-    """Make a maps file: collect, fit, find retrieval heads, and with --splits auto try which settings to recommend."""
-    sums = statistics or output.with_name(output.name + ".statistics.npz")
-    check_output(output, sums, json_file, inputs=[model, *(corpus or [])])
-    options = CollectOptions(
-        splits=common.parse_splits(splits, read_base_model(model).block_count),
-        targets=(common.choice("--target", target, TARGETS),),
-        tokens=tokens or None,
-        n_ctx=n_ctx,
-        n_ubatch=n_ubatch,
-        n_threads=threads,
-        n_gpu_layers=n_gpu_layers,
-    )
-    common.choice("--errors", errors, ("strict", "replace"))
-    collected, complete = _collect(model, sums, corpus, errors, options, resume=resume)
-    if not complete:
-        _interrupted(sums)
-    recommended = Recommended(sink=sink, tail=tail, min_prompt=min_prompt)
-    maps = _fit(collected, FitOptions(options.targets[0], rank), None, recommended)
-    trials: list[Trial] = []
-    if heads:
-        config = RidgeFillConfig(sink=sink, tail=tail)
-        engine = {"n_threads": threads, "n_gpu_layers": n_gpu_layers}
-        with trial_file(output, maps, weight_type) as path:
-            maps = with_heads(model, path, maps, config, prompts=defaults.HEAD_PROMPTS_CALIBRATE, **engine)
-            if splits == "auto":
-                maps, trials = with_recommendation(model, path, maps, config, **engine)
-    write_maps(output, maps, weight_type=weight_type)
-    if statistics is None:
-        sums.unlink()
-    _report_maps(output, maps, json_file=json_file, trials=trials)
+    """Make a maps file: collect, fit, find retrieval heads, and measure which settings to recommend."""
+    from pyridgefill.calibrator import calibrate as run_calibrate  # loads the native library
 
-
-def _collect(
-    model: Path, output: Path, corpus: list[str] | None, errors: str, options: CollectOptions, *, resume: bool
-) -> tuple[Statistics, bool]:
-    # a document is about one chunk: English and code have 3 to 4 characters per token
-    chars = 3 * options.n_ctx
-    corpora = [Corpus(source, errors, chars) for source in corpus or DEFAULT_CORPORA]  # type: ignore[arg-type]
-
-    def announce(size: int) -> None:
-        common.stderr.print(f"memory for sums and buffers: {size / 1e6:.0f} MB beside the model")
-
-    with common.progress_bar("tokens", "{task.fields[rate]}") as bar:
-        task = bar.add_task("collect", total=options.tokens, rate="")
-
-        def show(state: Progress) -> None:
-            rate = f"{state.rate:.0f} tokens/s"
-            bar.update(task, completed=min(state.tokens, state.total or state.tokens), rate=rate)
-
-        return run_collect(model, corpora, output, options, resume=resume, on_start=announce, on_progress=show)
-
-
-def _fit(
-    statistics: Statistics, options: FitOptions, splits: tuple[int, ...] | None, recommended: Recommended
-) -> MapSet:
-    with common.progress_bar("maps") as bar:
-        task = bar.add_task("fit", total=None)
-        return fit_maps(
-            statistics,
-            options,
-            splits=splits,
-            recommended=recommended,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+    check_output(output, statistics, json_file, inputs=[model, *(corpus or [])])
+    chosen = None if splits == "auto" else common.parse_ints("--splits", splits)
+    with steps() as show:
+        made = run_calibrate(
+            model,
+            output,
+            corpora=corpus or DEFAULT_CORPORA,
+            splits=chosen,
+            target=common.choice("--target", target, TARGETS),
+            tokens=tokens or None,
+            rank=rank,
+            weight_type=weight_type,
+            sink=sink,
+            tail=tail,
+            min_prompt=min_prompt,
+            heads=heads,
+            trials=trials,
+            statistics=statistics,
+            errors=common.choice("--errors", errors, ("strict", "replace")),
+            resume=resume,
+            n_ctx=ctx,
+            n_ubatch=ubatch,
+            n_threads=threads,
+            n_gpu_layers=n_gpu_layers,
+            on_step=show,
         )
+    report_maps(output, made.maps, json_file=json_file, trials=made.trials)
 
 
-def _interrupted(statistics: Path) -> NoReturn:
-    raise Interrupted(f"interrupted, the sums so far are in {statistics}", "run the same command with --resume")
+@contextmanager
+def steps() -> Iterator[OnStep]:
+    """A bar for each step of a calibration."""
+    with common.progress_bar("{task.fields[note]}") as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(step: Step) -> None:
+            if step.name not in tasks:
+                tasks[step.name] = bar.add_task(step.name, note="")
+            bar.update(tasks[step.name], completed=step.done, total=step.total, note=step.note)
+
+        yield show
 
 
 def _report_statistics(statistics: Statistics, *, json_file: Path | None) -> None:
@@ -274,7 +275,8 @@ def _report_statistics(statistics: Statistics, *, json_file: Path | None) -> Non
     common.report(json_file, report, show)
 
 
-def _report_maps(path: Path, maps: MapSet, *, json_file: Path | None, trials: Sequence[Trial] = ()) -> None:
+def report_maps(path: Path, maps: MapSet, *, json_file: Path | None, trials: Sequence[Trial] = ()) -> None:
+    """What a maps file holds, and the settings that were tried for it."""
     from pyridgefill.cli.files import describe, print_description
 
     description = describe(maps) | {"path": str(path)}
@@ -282,7 +284,21 @@ def _report_maps(path: Path, maps: MapSet, *, json_file: Path | None, trials: Se
     def show() -> None:
         print_description(description)
         if trials:
-            print_trials(trials)
+            _print_trials(trials)
 
     tried = {"trials": [asdict(trial) for trial in trials]} if trials else {}
     common.report(json_file, description | tried, show)
+
+
+def _print_trials(trials: Sequence[Trial]) -> None:
+    table = Table("split", "select", "budget", "needles", "loss", "as good as exact")
+    for trial in trials:
+        table.add_row(
+            "exact" if trial.split is None else str(trial.split),
+            "" if trial.split is None else trial.select,
+            f"{trial.budget:.0%}" if trial.budget else "",
+            f"{trial.hits}/{trial.n}",
+            "" if trial.loss is None else f"{trial.loss:.3f}",
+            "" if trial.split is None else "yes" if trial.accepted else "no",
+        )
+    common.stdout.print(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shlex
@@ -20,10 +21,23 @@ from pyridgefill.errors import UsageError
 from pyridgefill.files import STDOUT, check_output, replacing
 from pyridgefill.machine import describe_machine
 from pyridgefill.maps import WEIGHT_TYPES
+from pyridgefill.maps.base import candidate_splits
 
 # numbers go to stdout, what happens meanwhile to stderr
 stdout = Console(soft_wrap=True)
 stderr = Console(stderr=True, soft_wrap=True)
+
+
+class _Notes(logging.Handler):
+    """What the package has to say, on stderr; warnings are marked."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        mark = "warning: " if record.levelno >= logging.WARNING else ""
+        stderr.print(mark + record.getMessage(), markup=False, highlight=False)
+
+
+logging.getLogger("pyridgefill").addHandler(_Notes())
+logging.getLogger("pyridgefill").setLevel(logging.INFO)
 
 _Item = TypeVar("_Item")
 
@@ -108,14 +122,10 @@ def _within(number: float, least: float, most: float = 2**31 - 1) -> float:
     return number
 
 
-# shares of the layers that run exact
-_CANDIDATES = (1 / 3, 5 / 12, 1 / 2, 2 / 3)
-
-
 def parse_splits(text: str, block_count: int) -> tuple[int, ...]:
     """`auto` (candidates from a third to two thirds of the layers) or a comma-separated list."""
     if text == "auto":
-        return tuple(sorted({min(int(block_count * share), block_count - 2) for share in _CANDIDATES}))
+        return candidate_splits(block_count)
     return tuple(sorted(parse_list("--splits", text, int, "auto or a list like 12,16")))
 
 

@@ -1,19 +1,18 @@
-"""The command that finds retrieval heads and stores them in a maps file."""
+"""The command that finds retrieval heads for a maps file and measures which settings to recommend."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from pyridgefill import defaults
+from pyridgefill.calibration.fit import warn_unmeasured
 from pyridgefill.cli import common
-from pyridgefill.cli.common import JsonOption, ModelArgument, OutputOption, SameTypeOption
-from pyridgefill.cli.selection import with_heads
-from pyridgefill.config import RidgeFillConfig
+from pyridgefill.cli.calibration import TrialsOption, report_maps, steps
+from pyridgefill.cli.common import GpuOption, JsonOption, ModelArgument, OutputOption, SameTypeOption, ThreadsOption
 from pyridgefill.files import check_output
 from pyridgefill.maps import read_maps, write_maps
 
@@ -26,39 +25,37 @@ def heads(
     prompts: Annotated[
         int, typer.Option("--prompts", min=1, help="Needles of each kind and length.")
     ] = defaults.HEAD_PROMPTS,
-    length: Annotated[list[int] | None, typer.Option("--length", help="Tokens of the prompts; repeatable.")] = None,
+    ctx: Annotated[str, typer.Option("--ctx", help="Tokens of the prompts, like 1024,2048.")] = "1024,2048",
     tail: Annotated[
-        int, typer.Option("--tail", min=64, help="Exact rows at the end; the question is there.")
-    ] = defaults.TAIL,
-    before: Annotated[
-        int, typer.Option("--before", min=0, help="A row's score counts half with every so many rows before it.")
-    ] = defaults.POOL[0],
-    after: Annotated[
-        int, typer.Option("--after", min=0, help="A row's score counts half with every so many rows after it.")
-    ] = defaults.POOL[1],
+        int | None,
+        typer.Option("--tail", min=64, help="Exact rows at the end; the question is there [as in the file]."),
+    ] = None,
+    pool: Annotated[
+        str, typer.Option("--pool", help="Rows before and after a row over which its score halves.")
+    ] = "5,5",
     queries: Annotated[
         int, typer.Option("--queries", min=1, help="Last rows of a prompt that ask.")
     ] = defaults.QUERIES,
-    threads: Annotated[int, typer.Option("--threads", help="0: the CPUs that this process may use.")] = 0,
+    trials: TrialsOption = True,
+    threads: ThreadsOption = 0,
+    n_gpu_layers: GpuOption = 0,
     weight_type: SameTypeOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Find the attention heads that point at what a question asks for, and store them with the maps."""
+    """Find the attention heads that point at what a question asks for, and measure which settings to recommend."""
+    from pyridgefill.calibrator import measure  # loads the native library
+
     check_output(output, json_file, inputs=[model, maps])
+    lengths, rows = common.parse_ints("--ctx", ctx, least=256), common.parse_pool("--pool", pool)
     stored = read_maps(maps)
-    found = with_heads(
-        model,
-        maps,
-        stored,
-        RidgeFillConfig(sink=defaults.SINK, tail=tail, pool=(before, after), queries=queries),
-        count=count,
-        prompts=prompts,
-        n_threads=threads,
-        **({"lengths": length} if length else {}),
-    )
+    if tail is not None:
+        stored = replace(stored, recommended=replace(stored.recommended, tail=tail))
+    with steps() as show:
+        found, tried = measure(
+            model, stored, maps, trials=trials, count=count, prompts=prompts, lengths=lengths, pool=rows,
+            queries=queries, n_threads=threads, n_gpu_layers=n_gpu_layers, on_step=show,
+        )  # fmt: skip
     write_maps(output, found, weight_type=weight_type)
-    table = Table("split", "layer.head", "recall at 2, 5 and 10 %")
-    for item in found.heads:
-        table.add_row(str(item.split), f"{item.layer}.{item.head}", common.format_recall(item.recall))
-    document = {"path": str(output), "heads": [asdict(item) for item in found.heads]}
-    common.report(json_file, document, lambda: common.stdout.print(table))
+    if not trials:
+        warn_unmeasured(found, output, model)
+    report_maps(output, found, json_file=json_file, trials=tried)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gguf import GGMLQuantizationType, GGUFReader
 
+from pyridgefill import defaults
 from pyridgefill.errors import ModelError
 
 _FNV_OFFSET = 0xCBF29CE484222325
@@ -42,6 +43,11 @@ class BaseModel:
     vocab_size: int
     vocab_hash: str
     weights_hash: str
+
+
+def candidate_splits(block_count: int) -> tuple[int, ...]:
+    """Splits to try, from a third to two thirds of the layers."""
+    return tuple(sorted({min(int(block_count * share), block_count - 2) for share in defaults.SPLIT_SHARES}))
 
 
 def fnv1a(parts: Iterable[bytes]) -> str:

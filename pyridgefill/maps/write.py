@@ -138,13 +138,30 @@ def _add_metadata(writer: GGUFWriter, maps: MapSet) -> None:
     writer.add_array("ridgefill.map.solver", [item.solver for item in maps.maps])
 
 
+def check_weight_type(weight_type: str, width: int, rank: int = 0) -> None:
+    """Raise if maps of a model of this width, of this rank or full (0), cannot have the weight type.
+
+    Raises
+    ------
+    MapsError
+        If the type is not known, or quantized in blocks that rows are no multiple of.
+    """
+    if weight_type not in WEIGHT_TYPES:
+        raise MapsError(f"weight type {weight_type!r}: expected one of {', '.join(WEIGHT_TYPES)}")
+    for what, size in (("width", width), ("rank", rank)):
+        _check_row(f"{what} {size}", weight_type, size)
+
+
+def _check_row(what: str, weight_type: str, size: int) -> None:
+    if weight_type in ("q8_0", "q4_0") and size % _BLOCK:
+        raise MapsError(
+            f"{what}: {weight_type} needs rows of a multiple of {_BLOCK}, found {size}", "choose f16 or bf16"
+        )
+
+
 def _add_tensor_info(writer: GGUFWriter, name: str, source: RowSource, weight_type: str) -> None:
     shape = tuple(int(size) for size in source.shape)
-    if weight_type in ("q8_0", "q4_0") and shape[-1] % _BLOCK:
-        raise MapsError(
-            f"tensor {name}: {weight_type} needs rows of a multiple of {_BLOCK}, found {shape[-1]}",
-            "choose f16 or bf16",
-        )
+    _check_row(f"tensor {name}", weight_type, shape[-1])
     raw_type = WEIGHT_TYPES[weight_type]
     if weight_type in ("f32", "f16"):
         dtype = np.dtype(np.float32 if weight_type == "f32" else np.float16)

@@ -205,7 +205,7 @@ def test_command_line_from_text_to_maps(workshop, tmp_path, corpus) -> None:
     model, maps = workshop.model("llama"), tmp_path / "Карты.gguf"
     arguments = ["calibrate", model, "-o", maps, "--corpus", corpus.source, "--splits", "5", "--tokens", 5000]
     result = subprocess.run(
-        [*command(*arguments, "--n-ctx", 64, "--no-heads", "--json", "-")],
+        [*command(*arguments, "--ctx", 64, "--no-heads", "--no-trials", "--json", "-")],
         capture_output=True,
         text=True,
         env=environment(),
@@ -214,7 +214,8 @@ def test_command_line_from_text_to_maps(workshop, tmp_path, corpus) -> None:
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert [split["layer"] for split in report["splits"]] == [5]
-    assert report["recommended"] == {"split": 5, "sink": 4, "tail": 256, "min_prompt": 1024}
+    assert report["recommended"] == {"sink": 4, "tail": 256, "min_prompt": 1024}
+    assert "no setting was measured: the default is split 5, without selection" in result.stderr
     assert "memory for sums and buffers" in result.stderr
     assert {item.name for item in tmp_path.iterdir()} == {"Карты.gguf", "letters.txt"}
 

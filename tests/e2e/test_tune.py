@@ -41,7 +41,7 @@ def model(workshop: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sums(model: Path) -> Path:
     path = model.with_name("sums.npz")
     splits = ",".join(map(str, SPLITS))
-    arguments = ["collect", model, "-o", path, "--splits", splits, "--tokens", 9000, "--n-ctx", 512, "--threads", 1]
+    arguments = ["collect", model, "-o", path, "--splits", splits, "--tokens", 9000, "--ctx", 512, "--threads", 1]
     assert run([*map(str, arguments)]) == 0
     return path
 

@@ -1,0 +1,286 @@
+"""The main job: from a model and text to a maps file whose default settings were measured."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pyridgefill import defaults
+from pyridgefill.calibration.builtin_corpora import DEFAULT_CORPORA
+from pyridgefill.calibration.collect import CollectOptions, collect
+from pyridgefill.calibration.collect_run import OnStep, Step
+from pyridgefill.calibration.corpus import Corpus
+from pyridgefill.calibration.fit import FitOptions, check_rank, fit_maps, warn_unmeasured
+from pyridgefill.config import RidgeFillConfig
+from pyridgefill.engine import Engine
+from pyridgefill.errors import CorpusError, Interrupted
+from pyridgefill.files import check_output
+from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
+from pyridgefill.maps.base import candidate_splits
+from pyridgefill.maps.model import Target
+from pyridgefill.maps.write import check_weight_type
+from pyridgefill.selection.finding import find_heads
+from pyridgefill.selection.propose import Trial, propose
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What a calibration made.
+
+    Attributes
+    ----------
+    path, maps
+        The maps file and what it holds.
+    trials
+        Settings that were tried, the exact model's first; none if nothing was measured.
+    """
+
+    path: Path
+    maps: MapSet
+    trials: tuple[Trial, ...] = ()
+
+    @property
+    def accepted(self) -> Trial | None:
+        """The setting that was as good as the exact model and is now recommended, if one was."""
+        return next((trial for trial in self.trials[1:] if trial.accepted), None)
+
+
+def calibrate(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    corpora: Sequence[str | os.PathLike[str]] = DEFAULT_CORPORA,
+    splits: Sequence[int] | None = None,
+    target: Target = "proj",
+    tokens: int | None = defaults.TOKENS,
+    rank: int = 0,
+    weight_type: str = "f16",
+    sink: int = defaults.SINK,
+    tail: int = defaults.TAIL,
+    min_prompt: int = defaults.MIN_PROMPT,
+    heads: bool = True,
+    trials: bool = True,
+    statistics: str | os.PathLike[str] | None = None,
+    errors: Literal["strict", "replace"] = "strict",
+    resume: bool = False,
+    n_ctx: int = defaults.CTX,
+    n_ubatch: int = defaults.UBATCH,
+    n_threads: int = 0,
+    n_gpu_layers: int = 0,
+    on_step: OnStep = lambda _step: None,
+) -> Calibrated:
+    """Make the maps file of a model: collect sums over text, fit maps, find retrieval heads, measure settings.
+
+    The settings with the least work that are as good as the exact model become the file's recommended ones. Where none
+    was, or none was tried, the file recommends no split, see docs/map-format.md; a warning is logged.
+
+    Parameters
+    ----------
+    model
+        The model's GGUF.
+    output
+        The maps file.
+    corpora
+        Text files, chat `.jsonl` files, names of built-in corpora.
+    splits
+        Candidates; None: from a third to two thirds of the layers.
+    target
+        What the maps predict: `proj` or `input`.
+    tokens
+        Of the text, at most; None: all of it.
+    rank
+        Of the maps; 0: full.
+    weight_type
+        Of the maps file.
+    sink, tail, min_prompt
+        To measure with and to recommend.
+    heads
+        Find retrieval heads, which selection needs. Models whose rows cannot run again get none, with a warning.
+    trials
+        Measure settings.
+    statistics
+        Keep the sums in this file; None: beside the output until the maps are written.
+    errors
+        Bytes that are not UTF-8: `strict` ends the run, `replace` puts U+FFFD in their place.
+    resume
+        Go on from the sums of an interrupted run.
+    n_ctx, n_ubatch, n_threads, n_gpu_layers
+        Tokens per chunk of text and per decode; as in llama.cpp. 0 threads: the CPUs that this process may use.
+    on_step
+        Called as the work goes on.
+
+    Raises
+    ------
+    Interrupted
+        After Ctrl-C while text is read; `resume` goes on.
+    RidgeFillError
+        With a hint, for a bad model, corpus, option or output.
+    """
+    output = Path(output)
+    sums = output.with_name(output.name + ".statistics.npz") if statistics is None else Path(statistics)
+    check_output(output, sums, inputs=[model, *corpora])
+    base = read_base_model(model)
+    check_weight_type(weight_type, base.embedding_length, rank)
+    least = base.embedding_length // 4
+    if tokens is not None and tokens < least:
+        raise CorpusError(f"{tokens} tokens: maps of this model need {least} rows", "ask for more tokens")
+    options = CollectOptions(
+        tuple(candidate_splits(base.block_count) if splits is None else splits),
+        (target,),
+        tokens=tokens,
+        n_ctx=n_ctx,
+        n_ubatch=n_ubatch,
+        n_threads=n_threads,
+        n_gpu_layers=n_gpu_layers,
+    )
+    # a document is about one chunk: English and code have 3 to 4 characters per token
+    texts = [Corpus(os.fspath(source), errors, 3 * n_ctx) for source in corpora]
+    selects = heads
+
+    def begin(engine: Engine) -> None:
+        nonlocal selects
+        selects = heads and _selects(engine)
+        for site in engine.sites:
+            if (site.name == "input") == (target == "input") and site.layer > min(options.splits):
+                check_rank(rank, min(options.splits), site, base.embedding_length)
+
+    collected, complete = collect(
+        model,
+        texts,
+        sums,
+        options,
+        resume=resume,
+        on_start=begin,
+        on_progress=lambda state: on_step(state.step()),
+    )
+    if not complete:
+        raise Interrupted(f"interrupted, the sums so far are in {sums}", "run the same command with --resume")
+    maps = fit_maps(
+        collected,
+        FitOptions(target, rank),
+        recommended=Recommended(sink=sink, tail=tail, min_prompt=min_prompt),
+        progress=lambda done, total: on_step(Step("fit", done, total)),
+    )
+    # a folder of its own: another run may write to the same output
+    with tempfile.TemporaryDirectory(prefix=".ridgefill-", dir=output.parent) as folder:
+        path = Path(folder) / "maps.gguf"
+        if selects or trials:
+            write_maps(path, maps, weight_type=weight_type)
+        maps, tried = measure(
+            model,
+            maps,
+            path,
+            heads=selects,
+            trials=trials,
+            prompts=defaults.HEAD_PROMPTS_CALIBRATE,
+            n_threads=n_threads,
+            n_gpu_layers=n_gpu_layers,
+            on_step=on_step,
+        )
+    write_maps(output, maps, weight_type=weight_type)
+    if not trials:
+        warn_unmeasured(maps, output, model)
+    if statistics is None:
+        sums.unlink(missing_ok=True)
+    return Calibrated(output, maps, tuple(tried))
+
+
+def measure(
+    model: str | os.PathLike[str],
+    maps: MapSet,
+    path: Path,
+    *,
+    heads: bool | None = None,
+    trials: bool = True,
+    pool: tuple[int, int] = defaults.POOL,
+    queries: int = defaults.QUERIES,
+    count: int = defaults.HEADS,
+    prompts: int = defaults.HEAD_PROMPTS,
+    lengths: Sequence[int] = defaults.HEAD_LENGTHS,
+    n_threads: int = 0,
+    n_gpu_layers: int = 0,
+    on_step: OnStep = lambda _step: None,
+) -> tuple[MapSet, list[Trial]]:
+    """Find retrieval heads for maps, and the setting of the least work that is as good as the exact model.
+
+    Parameters
+    ----------
+    model, maps, path
+        The model's GGUF, and the maps as they are in a file; sink and tail are those of the file.
+    heads
+        Whether to find heads; None: if the model's rows can run again, else a warning is logged.
+    trials
+        Whether to try settings.
+    pool, queries
+        To find heads and select rows with, and to recommend.
+    count, prompts, lengths
+        For `find_heads`.
+    n_threads, n_gpu_layers, on_step
+        As for `calibrate`.
+
+    Returns
+    -------
+    maps, trials
+        What the file recommended before is gone but for sink, tail and shortest prompt; the exact model's trial is
+        the first.
+    """
+    options = {"n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
+    if heads is None:
+        with Engine(model, n_ctx=64, **options) as engine:
+            heads = _selects(engine)
+    best = maps.defaults()
+    config = RidgeFillConfig(path, sink=best.sink, tail=best.tail, pool=pool, queries=queries)
+    kept = Recommended(sink=best.sink, tail=best.tail, min_prompt=best.min_prompt)
+    if heads:
+        kept = replace(kept, pool=pool, queries=queries)
+        found = find_heads(
+            model,
+            config,
+            splits=[split.layer for split in maps.splits],
+            count=count,
+            prompts=prompts,
+            lengths=lengths,
+            on_progress=lambda done, total: on_step(Step("heads", done, total)),
+            **options,
+        )
+        maps = replace(maps, heads=tuple(found))
+    else:
+        maps = replace(maps, heads=())
+    maps = replace(maps, recommended=kept)
+    return _with_recommendation(model, maps, config, on_step, **options) if trials else (maps, [])
+
+
+def _selects(engine: Engine) -> bool:
+    if conflict := engine.selection_conflict():
+        _log.warning("no retrieval heads, and no selection: %s", conflict)
+    return not conflict
+
+
+def _with_recommendation(
+    model: str | os.PathLike[str], maps: MapSet, config: RidgeFillConfig, on_step: OnStep, **options: Any
+) -> tuple[MapSet, list[Trial]]:
+    splits = [split.layer for split in maps.splits]
+    heads = {split: [(item.layer, item.head) for item in maps.heads if item.split == split] for split in splits}
+    total = 2 + len(defaults.BUDGETS) * sum(map(bool, heads.values()))
+    seen: list[Trial] = []
+
+    def show(trial: Trial) -> None:
+        seen.append(trial)
+        on_step(Step("settings", len(seen), total))
+
+    on_step(Step("settings", 0, total))
+    accepted, trials = propose(model, config, heads, splits=splits, on_trial=show, **options)
+    if accepted is None:
+        highest = maps.defaults().split
+        _log.warning("no setting was as good as the exact model: the default is split %d, without selection", highest)
+        return maps, trials
+    budget = accepted.budget or None
+    best = replace(maps.recommended, split=accepted.split, select=accepted.select, budget=budget)
+    return replace(maps, recommended=best.complete()), trials
