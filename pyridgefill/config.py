@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -183,25 +185,38 @@ def resolve_config(
 def find_maps(model_path: str | os.PathLike[str]) -> Path:
     """The maps file of a model: beside the model by name, else in `gguf_maps` by fingerprint.
 
+    `model.ridgefill.gguf` is beside `model.gguf` or `model.GGUF`; of a link, also beside the file that it points to.
+    A file in `gguf_maps` that cannot be read is left out, with a warning.
+
     Raises
     ------
     MapsError
         If there is none.
     """
     model = Path(model_path)
-    beside = model.with_name(model.name.removesuffix(".gguf") + MAPS_SUFFIX)
-    if beside.is_file():
-        return beside
+    places = dict.fromkeys(maps_beside(path) for path in (model, model.resolve()))
+    for beside in places:
+        if beside.is_file():
+            return beside
     base = read_base_model(model)
     folders = [folder for folder in _maps_folders() if folder.is_dir()]
     for folder in folders:
         for path in sorted(folder.glob(f"*{MAPS_SUFFIX}")):
-            if read_maps(path).base == base:
-                return path
-    places = ", ".join(str(place) for place in (beside, *folders))
+            try:
+                if read_maps(path).base == base:
+                    return path
+            except MapsError as error:
+                warnings.warn(f"left out while looking for maps: {error}", stacklevel=2)
+    looked = ", ".join(map(str, (*places, *folders)))
     raise MapsError(
-        f"no maps for {model} (looked for {places})", f"pyridgefill calibrate {model} -o {beside} makes them"
+        f"no maps for {model} (looked for {looked})",
+        f"pyridgefill calibrate {model} -o {maps_beside(model)} makes them",
     )
+
+
+def maps_beside(model: Path) -> Path:
+    """Where the maps of a model are looked for first."""
+    return model.with_name(re.sub(r"\.gguf$", "", model.name, flags=re.IGNORECASE) + MAPS_SUFFIX)
 
 
 def _maps_folders() -> Iterator[Path]:

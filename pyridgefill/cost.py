@@ -6,11 +6,12 @@ import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-from gguf import GGUFReader
 
 from pyridgefill.errors import ModelError
+from pyridgefill.maps.gguf_file import GGUFFile
 from pyridgefill.maps.model import MapSet
 
 _PROJECTION = re.compile(r"blk\.(\d+)\.(.+)\.weight")
@@ -99,17 +100,11 @@ def cost_model(model_path: str | os.PathLike[str]) -> CostModel:
     ModelError
         For models with recurrent layers, whose state updates this does not count.
     """
-    reader = GGUFReader(str(model_path))
-    arch = str(reader.fields["general.architecture"].contents())
+    file = GGUFFile(Path(model_path), ModelError)
+    arch = file.text("general.architecture")
 
     def value(key: str, default: float | None = None) -> float:
-        field = reader.fields.get(f"{arch}.{key}")
-        if field is None:
-            if default is None:
-                raise ModelError(f"{model_path}: no key {arch}.{key}", "the cost model needs an attention model")
-            return default
-        found = field.contents()
-        return float(found[0] if isinstance(found, list) else found)
+        return file.numbers(f"{arch}.{key}", default)[0]
 
     n_head, n_embd = value("attention.head_count"), value("embedding_length")
     key_length = value("attention.key_length", n_embd / n_head)
@@ -117,10 +112,10 @@ def cost_model(model_path: str | os.PathLike[str]) -> CostModel:
     used = value("expert_used_count", 0.0) / max(1.0, value("expert_count", 0.0))
     weights: dict[int, dict[str, float]] = defaultdict(dict)
     output = 0.0
-    for tensor in reader.tensors:
-        size = float(np.prod([int(n) for n in tensor.shape]))
+    for tensor in file.tensors.values():
+        size = float(np.prod(tensor.dims))
         match = _PROJECTION.fullmatch(tensor.name)
-        if match and len(tensor.shape) > 1:
+        if match and len(tensor.dims) > 1:
             if match[2].startswith("ssm_"):
                 raise ModelError(f"{model_path}: {tensor.name}", "the cost model needs an attention model")
             weights[int(match[1])][match[2]] = size * (used if "_exps" in match[2] else 1.0)

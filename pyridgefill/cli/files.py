@@ -13,7 +13,14 @@ from rich.table import Table
 from pyridgefill.calibration.fit import DEFAULT_RECOMMENDED
 from pyridgefill.calibration.statistics_file import read_statistics
 from pyridgefill.cli import common
-from pyridgefill.cli.common import JsonOption, OutputOption, SameTypeOption, TargetOption, WeightTypeOption
+from pyridgefill.cli.common import (
+    JsonOption,
+    MapsArgument,
+    OutputOption,
+    SameTypeOption,
+    TargetOption,
+    WeightTypeOption,
+)
 from pyridgefill.errors import RidgeFillError, UsageError
 from pyridgefill.files import check_output
 from pyridgefill.maps import MapSet, identity_maps, read_base_model, read_maps, write_maps
@@ -112,12 +119,15 @@ def _kept(splits: str, maps: MapSet, recommended: int) -> tuple[int, ...]:
 
 
 def inspect(
-    maps: Annotated[Path, typer.Argument(metavar="MAPS", help="A maps file.")],
+    maps: MapsArgument,
+    values: Annotated[
+        bool, typer.Option("--values", help="Look at all weights, too: is each a finite number?")
+    ] = False,
     json_file: JsonOption = None,
 ) -> None:
     """Check a maps file and show what is in it."""
     check_output(json_file, inputs=[maps])
-    _show(maps, read_maps(maps), json_file=json_file)
+    _show(maps, read_maps(maps, check_values=values), json_file=json_file)
 
 
 def _show(path: Path, maps: MapSet, *, json_file: Path | None) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pyridgefill.cli.common import ModelArgument
+from pyridgefill.config import find_maps
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.maps import read_base_model, read_maps
 from pyridgefill.maps.base import difference
@@ -18,17 +19,19 @@ from pyridgefill.server import program_path
 def serve(
     context: typer.Context,
     model: ModelArgument,
-    maps: Annotated[Path, typer.Option("--maps", help="The maps file.")],
+    maps: Annotated[
+        Path | None, typer.Option("--maps", help="The maps file [found as by Llama(ridgefill=True)].")
+    ] = None,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Compare the maps with the model first.")] = True,
 ) -> None:
     """Start llama-server with maps; all further options go to it."""
     program = program_path("llama-server")
+    found = maps or find_maps(model)
     if check:
-        expected, found = read_base_model(model), read_maps(maps).base
-        if expected != found:
+        expected, base = read_base_model(model), read_maps(found).base
+        if expected != base:
             raise RidgeFillError(
-                f"{maps}: made for another model than {model}: {difference(expected, found)}",
+                f"{found}: made for another model than {model}: {difference(expected, base)}",
                 "calibrate this model, or give --no-check",
             )
-    arguments = [str(program), "-m", str(model), "--ridgefill-maps", str(maps), *context.args]
-    os.execv(program, arguments)
+    os.execv(program, [str(program), "-m", str(model), "--ridgefill-maps", str(found), *context.args])

@@ -6,16 +6,19 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGMLQuantizationType
 
 from pyridgefill import defaults
 from pyridgefill.errors import ModelError
+from pyridgefill.maps.gguf_file import GGUFFile
 
 _FNV_OFFSET = 0xCBF29CE484222325
 _FNV_PRIME = 0x100000001B3
 _SAMPLE_BYTES = 256
+_MOST_TOKENS = 1 << 24
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -62,26 +65,41 @@ def fnv1a(parts: Iterable[bytes]) -> str:
 def read_base_model(path: str | os.PathLike[str]) -> BaseModel:
     """Read shape and fingerprint of a model file; all shards of a sharded model are looked at.
 
+    A file that stays as it is is read once in a process.
+
     Raises
     ------
     ModelError
         If a file cannot be read, is no model, lacks a key, or a shard is missing.
     """
-    readers = [_open(shard) for shard in model_shards(path)]
-    head = readers[0]
-    architecture = str(_value(head, "general.architecture", path))
+    shards = model_shards(path)
+    return _read_base_model(tuple(shards), tuple(map(_stamp, shards)))
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()  # opening it says why
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=16)
+def _read_base_model(shards: tuple[Path, ...], _stamps: tuple[tuple[int, ...], ...]) -> BaseModel:
+    files = [GGUFFile(shard, ModelError) for shard in shards]
+    head = files[0]
+    architecture = head.text("general.architecture")
     tokens = _tokens(head, architecture)
-    block_count = int(_value(head, f"{architecture}.block_count", path))
-    nextn = head.get_field(f"{architecture}.nextn_predict_layers")
-    if nextn is not None:
-        block_count -= int(nextn.contents())
+    block_count = head.whole(f"{architecture}.block_count")
+    if f"{architecture}.nextn_predict_layers" in head.types:
+        block_count -= head.whole(f"{architecture}.nextn_predict_layers")
     return BaseModel(
         architecture=architecture,
         block_count=block_count,
-        embedding_length=int(_value(head, f"{architecture}.embedding_length", path)),
+        embedding_length=head.whole(f"{architecture}.embedding_length"),
         vocab_size=len(tokens),
         vocab_hash=fnv1a(token + b"\0" for token in tokens),
-        weights_hash=_weights_hash(readers, block_count),
+        weights_hash=_weights_hash(files, block_count),
     )
 
 
@@ -119,43 +137,26 @@ def model_shards(path: str | os.PathLike[str]) -> list[Path]:
     return shards
 
 
-def _open(path: Path) -> GGUFReader:
-    try:
-        return GGUFReader(path)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot open: {error.strerror or error}", "give the path of a GGUF model") from error
-    except (ValueError, KeyError, IndexError) as error:
-        raise ModelError(f"{path}: not a readable GGUF file: {error}", "give the path of a GGUF model") from error
-
-
-def _value(reader: GGUFReader, key: str, path: str | os.PathLike[str]) -> str | int:
-    field = reader.get_field(key)
-    if field is None:
-        raise ModelError(f"{os.fspath(path)}: key {key} is missing", "give a model's GGUF, not an adapter")
-    value = field.contents()
-    assert isinstance(value, (str, int))
-    return value
-
-
-def _tokens(reader: GGUFReader, architecture: str) -> list[bytes]:
-    field = reader.get_field("tokenizer.ggml.tokens")
-    if field is None:
+def _tokens(file: GGUFFile, architecture: str) -> list[bytes]:
+    if "tokenizer.ggml.tokens" not in file.types:
         # a model without tokenizer has that many tokens with empty text
-        size = reader.get_field(f"{architecture}.vocab_size")
-        return [b""] * (0 if size is None else int(size.contents()))
-    texts = (field.parts[index].tobytes() for index in field.data)
+        size = f"{architecture}.vocab_size"
+        count = file.whole(size) if size in file.types else 0
+        if count > _MOST_TOKENS:
+            file.fail(f"key {size}: expected {_MOST_TOKENS} at most, found {count}", "the file is damaged")
+        return [b""] * count
     # llama.cpp gives empty tokens a text at load
-    return [text or f"[EMPTY_{i}]".encode() for i, text in enumerate(texts)]
+    return [text or f"[EMPTY_{i}]".encode() for i, text in enumerate(file.texts("tokenizer.ggml.tokens"))]
 
 
-def _weights_hash(readers: list[GGUFReader], block_count: int) -> str:
+def _weights_hash(files: list[GGUFFile], block_count: int) -> str:
     samples = {}
-    for reader in readers:
-        for tensor in reader.tensors:
-            if tensor.tensor_type != GGMLQuantizationType.F32 or not tensor.name.endswith("norm.weight"):
+    for file in files:
+        for tensor in file.tensors.values():
+            if tensor.raw_type != GGMLQuantizationType.F32 or not tensor.name.endswith("norm.weight"):
                 continue
             layer = re.match(r"blk\.(\d+)\.", tensor.name)
             if layer is None or int(layer.group(1)) < block_count:
-                data = tensor.data.reshape(-1)[: _SAMPLE_BYTES // 4]
-                samples[tensor.name.encode()] = data.astype("<f4").tobytes()
+                data = file.data(tensor).reshape(-1)[: _SAMPLE_BYTES // 4]
+                samples[tensor.name.encode()] = data.tobytes()
     return fnv1a(part for name in sorted(samples) for part in (name, b"\0", samples[name]))

@@ -46,8 +46,16 @@ class StoredTensor:
         return dequantize(np.ascontiguousarray(self.data[rows]), self.type).astype(np.float32, copy=False)
 
 
-def read_maps(path: str | os.PathLike[str]) -> MapSet:
-    """Read and check a maps file.
+def read_maps(path: str | os.PathLike[str], *, check_values: bool = False) -> MapSet:
+    """Read and check a maps file; its weights are decoded when they are used.
+
+    Parameters
+    ----------
+    path
+        The file.
+    check_values
+        Also look at all weights: is each a finite number? The engine does when it loads maps, the writer when it
+        writes them.
 
     Returns
     -------
@@ -86,7 +94,8 @@ def read_maps(path: str | os.PathLike[str]) -> MapSet:
         maps.validate()
     except MapsError as error:
         container.fail(error.message, error.hint or "make the file again")
-    _check_values(container, maps)
+    if check_values:
+        _check_values(container, maps)
     return maps
 
 
@@ -158,14 +167,14 @@ def _maps(container: MapsContainer) -> tuple[SiteMap, ...]:
     numbers = [container.floats(f"ridgefill.map.{key}", count=len(names)) for key in ("lambda", "r2", "condition")]
     solvers = container.strings("ridgefill.map.solver", count=len(names))
     tensors: dict[str, dict[str, StoredTensor]] = {name: {} for name in names}
-    for tensor in container.tensors:
+    for tensor in container.tensors.values():
         match = _TENSOR.fullmatch(tensor.name)
         if match is None or match.group(1) not in tensors:
             container.fail(f"tensor {tensor.name}: unknown, expected tensors of the maps in ridgefill.map.names")
-        if match.group(2) == "bias" and tensor.tensor_type != GGMLQuantizationType.F32:
-            container.fail(f"tensor {tensor.name}: expected type F32, found {tensor.tensor_type.name}")
-        shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
-        tensors[match.group(1)][match.group(2)] = StoredTensor(tensor.data, tensor.tensor_type, shape)
+        if match.group(2) == "bias" and tensor.raw_type != GGMLQuantizationType.F32:
+            container.fail(f"tensor {tensor.name}: expected type F32, found {tensor.type_name}")
+        stored = StoredTensor(container.data(tensor), GGMLQuantizationType(tensor.raw_type), tensor.dims[::-1])
+        tensors[match.group(1)][match.group(2)] = stored
     maps = []
     for name, damping, r2, condition, solver in zip(names, *numbers, solvers, strict=True):
         match = _NAME.fullmatch(name)

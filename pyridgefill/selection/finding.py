@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFReader
 
 from pyridgefill import defaults
 from pyridgefill._native import LLAMA_RIDGEFILL_MAX_HEADS as MAX_HEADS
 from pyridgefill.chat import chat_formatter
 from pyridgefill.config import RidgeFillConfig
+from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.prompts.needle import KINDS, make_needles
 from pyridgefill.evaluation.prompts.text import text_windows
 from pyridgefill.evaluation.run.session import Session
+from pyridgefill.maps.gguf_file import GGUFFile
 from pyridgefill.maps.model import RetrievalHead
 from pyridgefill.selection.ranking import ScoredPrompt, choose_heads, recall, score_prompt
 from pyridgefill.selection.repeats import repeated_rows
@@ -153,8 +155,7 @@ def _choose(
 
 def head_counts(model_path: str | os.PathLike[str]) -> list[int]:
     """Attention heads of each layer, from the model's GGUF."""
-    reader = GGUFReader(str(model_path))
-    arch = str(reader.fields["general.architecture"].contents())
-    n_layer = int(reader.fields[f"{arch}.block_count"].contents())
-    found = reader.fields[f"{arch}.attention.head_count"].contents()
-    return [int(n) for n in found] if isinstance(found, list) else [int(found)] * n_layer
+    file = GGUFFile(Path(model_path), ModelError)
+    arch = file.text("general.architecture")
+    counts = [int(count) for count in file.numbers(f"{arch}.attention.head_count")]
+    return counts if len(counts) > 1 else counts * file.whole(f"{arch}.block_count")

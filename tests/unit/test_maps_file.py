@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import resource
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.raw_gguf import RawGGUF, RawKey, RawTensor
+from test_base_model import write_model
 
-from pyridgefill.errors import MapsError
+from pyridgefill.errors import MapsError, RidgeFillError
 from pyridgefill.maps import (
     BaseModel,
     Calibration,
@@ -26,6 +28,7 @@ from pyridgefill.maps import (
     Split,
     identity_maps,
     poison_maps,
+    read_base_model,
     read_maps,
     write_maps,
 )
@@ -382,7 +385,7 @@ def test_malformed_file_is_refused_by_name(tmp_path: Path, case: str) -> None:
     apply(raw)
     raw.write(path)
     with pytest.raises(MapsError, match=message) as caught:
-        read_maps(path)
+        read_maps(path, check_values=True)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -421,3 +424,53 @@ def test_writing_is_reproducible(tmp_path: Path) -> None:
         write_maps(tmp_path / name, example())
         digests.add(hashlib.sha256((tmp_path / name).read_bytes()).digest())
     assert len(digests) == 1
+
+
+def flipped(data: bytes, bits: tuple[int, ...]) -> bytes:
+    changed = bytearray(data)
+    for bit in bits:
+        changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def check_damage(path: Path, data: bytes, read: Callable[[Path], object]) -> None:
+    """A damaged file is read or refused in one line that names it, with little memory."""
+    path.write_bytes(data)
+    message = ""
+    tracemalloc.start()
+    try:
+        read(path)
+    except RidgeFillError as error:
+        message = str(error)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 8 << 20
+    assert not message or path.name in message
+    assert "\n" not in message
+
+
+def test_a_flipped_length_does_not_eat_memory(tmp_path: Path) -> None:
+    path = tmp_path / "maps.gguf"
+    write_maps(path, replace(example(), heads=HEADS), weight_type="f32")
+    data = bytearray(path.read_bytes())
+    start = data.index(b"ridgefill.heads.layers") + len("ridgefill.heads.layers")
+    data[start + 15] ^= 0x10  # the top byte of the array's length
+    for padding in range(4):  # what follows is a whole number of elements, or not
+        path.write_bytes(data + bytes(padding))
+        with pytest.raises(MapsError, match=r"maps\.gguf: .*key ridgefill\.heads\.layers: \d+ values"):
+            read_maps(path)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_flipped_bits_are_refused_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
+    maps, model = tmp_path / "maps.gguf", tmp_path / "model.gguf"
+    if not maps.exists():
+        write_maps(maps, replace(example(), heads=HEADS), weight_type="f16")
+        write_model(model, tokens=["a", "bc", "", "文"], layers=4)
+    path, read = data.draw(st.sampled_from([(maps, read_maps), (model, read_base_model)]))
+    whole = path.read_bytes()
+    header = whole.rindex(b"weight") + 64  # behind the last tensor's name
+    bits = data.draw(st.lists(st.integers(0, 8 * header - 1), min_size=1, max_size=3, unique=True))
+    check_damage(tmp_path / "damaged.gguf", flipped(whole, tuple(bits)), read)  # type: ignore[arg-type]
