@@ -23,7 +23,7 @@ def bench(
     from pyridgefill.evaluation.run.lab import Lab
     from pyridgefill.evaluation.run.results import ResultFile
     from pyridgefill.evaluation.run.session import Session
-    from pyridgefill.evaluation.run.variants import resolve
+    from pyridgefill.evaluation.run.settings import resolve
     from pyridgefill.evaluation.tasks.speed import speed_jobs
 
     results = ResultFile(options.json)

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -122,15 +121,17 @@ def with_options(command: Callable[..., None], unused: tuple[str, ...] = ()) -> 
 def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, Setting, Path]]:
     """Load the model, make the baselines, and open the results; the folder is deleted afterwards.
 
-    With `spliced` the session is a SpliceSession.
+    With `spliced` the ways run in two parts.
     """
     # these load the native library
     from pyridgefill.chat import chat_formatter
     from pyridgefill.evaluation.run.lab import Lab
     from pyridgefill.evaluation.run.results import ResultFile
     from pyridgefill.evaluation.run.session import Session
-    from pyridgefill.evaluation.run.splice import SpliceSession
-    from pyridgefill.evaluation.run.variants import make_variants, n_sequences, resolve
+    from pyridgefill.evaluation.run.settings import resolve
+    from pyridgefill.evaluation.run.spliced import Spliced, States
+    from pyridgefill.evaluation.run.way import Recipe
+    from pyridgefill.evaluation.run.ways import make_ways, n_sequences
     from pyridgefill.evaluation.tasks.jobs import Setting
 
     results = ResultFile(options.json)
@@ -150,24 +151,19 @@ def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, S
                 task = bar.task_ids[0] if bar.task_ids else bar.add_task("collect means", total=total)
                 bar.update(task, completed=min(done, total))
 
-            variants = make_variants(
-                options.model,
-                config,
-                options.baseline or [],
-                folder,
-                statistics=options.statistics,
-                n_threads=options.threads,
-                on_progress=show,
-            )
+            recipe = Recipe(options.model, config, folder, options.statistics, options.threads, show)
+            ways = make_ways(options.baseline or [], recipe)
         n_ctx = max(options.lengths) + ANSWER_ROOM
         assert config.sink is not None
         assert config.tail is not None
-        make: Callable[..., Session] = partial(Session, n_sequences=n_sequences(options.baseline or []))
+        sequences = n_sequences(["splice" if spliced else "fill", *(options.baseline or [])])
+        engine = {"n_threads": options.threads, "n_gpu_layers": options.n_gpu_layers, "n_sequences": sequences}
         if spliced:
-            make = partial(SpliceSession, sink=config.sink, tail=config.tail, folder=folder)
-        with make(options.model, n_ctx=n_ctx, n_threads=options.threads, n_gpu_layers=options.n_gpu_layers) as session:
+            states = States(folder, sink=config.sink, tail=config.tail)
+            ways = [Spliced(way, None, states) for way in ways]
+        with Session(options.model, n_ctx=n_ctx, **engine) as session:
             chat = chat_formatter(session, add_generation_prompt=True)
-            setting = Setting(session, chat, variants, config.sink, config.tail, options.seed, options.corpus)
+            setting = Setting(session, chat, ways, config.sink, config.tail, options.seed, options.corpus)
             info = {**common.run_info(options.threads), "maps": options.maps.name}
             yield Lab(options.model, session, results, info), setting, folder
 

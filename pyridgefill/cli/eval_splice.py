@@ -18,19 +18,14 @@ from pyridgefill.cli.eval_options import (
     run_jobs,
     with_options,
 )
-from pyridgefill.errors import RidgeFillError
+from pyridgefill.errors import UsageError
 
 if TYPE_CHECKING:
     from pyridgefill.evaluation.run.lab import Lab
-    from pyridgefill.evaluation.run.splice import Splice, SpliceSession
-    from pyridgefill.evaluation.run.variants import Variant
+    from pyridgefill.evaluation.run.session import Session
+    from pyridgefill.evaluation.run.spliced import Splice
+    from pyridgefill.evaluation.run.way import Way
     from pyridgefill.evaluation.tasks.jobs import Setting
-
-
-_REFUSED = {
-    "drop": "rows that are dropped leave nothing to change",
-    "neutral-filler": "its rows are spliced already",
-}
 
 
 @with_options
@@ -49,20 +44,20 @@ def splice(
     threshold: ThresholdOption = 0.6931,
 ) -> None:
     """Exact K, V, states or layers in the filled memory, and the reverse: what do loss and retrieval recover?"""
-    from pyridgefill.evaluation.run.splice import DIRECTIONS, SpliceSession, SpliceVariant
+    from pyridgefill.evaluation.run.spliced import DIRECTIONS, Spliced
+    from pyridgefill.evaluation.run.ways import WAYS
     from pyridgefill.evaluation.tasks.far_loss import default_near
 
     if options.select not in ("", "none"):
-        raise RidgeFillError(
+        raise UsageError(
             f"--select {options.select}: splice tests change filled rows, and selected rows are not filled",
             "leave out --select",
         )
-    for name, reason in _REFUSED.items():
-        if name in (options.baseline or []):
-            raise RidgeFillError(f"--baseline {name}", reason)
+    for name in options.baseline or []:
+        if name in WAYS and (reason := WAYS[name].way.no_splice):
+            raise UsageError(f"--baseline {name}", reason)
     directions = [common.choice("--into", name, tuple(DIRECTIONS)) for name in dict.fromkeys(into or DIRECTIONS)]
     with lab(replace(options, select="none"), spliced=True) as (bench, setting, _):
-        assert isinstance(bench.session, SpliceSession)
         skipped = default_near(setting.tail) if near < 0 else near
         shape = {"lengths": options.lengths, "texts": texts, "near": skipped, "threshold": threshold}
         exact, *variants = setting.variants
@@ -70,7 +65,8 @@ def splice(
         table = Table("tokens", "memory", "loss", "share, %", "far", "share, %", "found")
         for variant in variants:
             filled = {row.ctx: row for row in plain if row.variant is variant}
-            made = [SpliceVariant.of(variant, item) for item in _splices(bench.session, variant, groups, directions)]
+            assert isinstance(variant, Spliced)
+            made = [variant.of(item) for item in _splices(bench.session, variant, groups, directions)]
             losses = {ctx: row.loss for ctx, row in filled.items()}
             spliced = _measure(bench, replace(setting, variants=[exact, *made]), shape, needles, losses)
             for ctx, row in filled.items():
@@ -87,7 +83,7 @@ class _Row:
     """Results of one variant at one length."""
 
     ctx: int
-    variant: Variant
+    variant: Way
     loss: dict[str, Any]
     needles: dict[str, Any] | None
 
@@ -96,8 +92,8 @@ class _Row:
         return "" if self.needles is None else f"{self.needles['hits']} of {self.needles['prompts']}"
 
 
-def _splices(session: SpliceSession, variant: Variant, groups: int, directions: list[str]) -> list[Splice]:
-    from pyridgefill.evaluation.run.splice import make_splices
+def _splices(session: Session, variant: Way, groups: int, directions: list[str]) -> list[Splice]:
+    from pyridgefill.evaluation.run.spliced import make_splices
 
     assert variant.config is not None
     assert variant.config.split is not None

@@ -99,16 +99,16 @@ def tune(
     from pyridgefill.evaluation.run.lab import Lab
     from pyridgefill.evaluation.run.results import ResultFile
     from pyridgefill.evaluation.run.session import Session
-    from pyridgefill.evaluation.run.variants import BASELINES, n_sequences
+    from pyridgefill.evaluation.run.ways import baselines, n_sequences
     from pyridgefill.evaluation.tasks.jobs import Setting
     from pyridgefill.tuning.document import make_document
     from pyridgefill.tuning.maps import MapStore
     from pyridgefill.tuning.sweep import Plan, Sweep
 
     lengths = tuple(sorted(set(ctx or [defaults.CTX])))
-    chosen = tuple(BASELINES) if baseline is None else tuple(name for name in baseline if name != "none")
+    chosen = tuple(baselines()) if baseline is None else tuple(name for name in baseline if name != "none")
     for name in chosen:
-        common.choice("--baseline", name, tuple(BASELINES))
+        common.choice("--baseline", name, tuple(baselines()))
     plan = Plan(grid, lengths, tuple(kinds or ["multi-key"]), needles, keys, texts, repeats, chosen, max_loss_increase)
     results, splices = ResultFile(output.with_suffix(".jsonl")), ResultFile(splice)
     folder = output.with_suffix(".maps")

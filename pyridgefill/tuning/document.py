@@ -14,7 +14,7 @@ from pyridgefill import __version__
 from pyridgefill.evaluation.intervals import wilson
 from pyridgefill.evaluation.run.lab import Result, model_cell
 from pyridgefill.evaluation.run.results import ResultFile, plain
-from pyridgefill.evaluation.run.variants import BASELINES
+from pyridgefill.evaluation.run.ways import baselines
 from pyridgefill.evaluation.tasks.far_loss import DEFAULT_THRESHOLD, default_near
 from pyridgefill.maps import BaseModel
 from pyridgefill.tuning.grid import Point
@@ -91,7 +91,7 @@ def make_document(
             "same_speed": SAME_SPEED,
         },
         "seeds": seeds,
-        "baselines": {name: BASELINES[name] for name in plan.baselines},
+        "baselines": {name: baselines()[name] for name in plan.baselines},
         "maps": _maps(sweep.measured),
         "points": [_point(item, sweep) for item in sweep.measured],
         "stopped": [

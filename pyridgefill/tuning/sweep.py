@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pyridgefill.config import RidgeFillConfig
+from pyridgefill.evaluation.run.exact import EXACT
+from pyridgefill.evaluation.run.filled import Filled
 from pyridgefill.evaluation.run.lab import Job, Lab, Result
-from pyridgefill.evaluation.run.variants import NEUTRAL, Variant, make_cell, make_variants, resolve
+from pyridgefill.evaluation.run.settings import resolve
+from pyridgefill.evaluation.run.way import Recipe, Way
+from pyridgefill.evaluation.run.ways import make_ways
 from pyridgefill.evaluation.tasks.far_loss import DEFAULT_THRESHOLD, default_near
 from pyridgefill.evaluation.tasks.jobs import Setting, far_loss_jobs, kld_jobs, needle_jobs
 from pyridgefill.evaluation.tasks.speed import speed_jobs
@@ -150,12 +154,12 @@ class Sweep:
     def _sweep(self, tail: int, families: list[list[Point]], maps: dict[str, Any]) -> None:
         points = [point for family in families for point in family]
         configs = {point: self._config(point, maps) for point in points}
-        variants = {point: _variant("fill", config) for point, config in configs.items()}
-        bench = self._bench(tail, [_EXACT, *variants.values()], "sweep")
-        sizes = sum(job.size for job in bench if job.variant is _EXACT)
+        variants: dict[Point, Way] = {point: Filled("fill", config) for point, config in configs.items()}
+        bench = self._bench(tail, [EXACT, *variants.values()], "sweep")
+        sizes = sum(job.size for job in bench if job.variant is EXACT)
         per_point = sizes + 2 * self.plan.repeats * len(self.plan.lengths)
         self.progress.total(sizes + per_point * len(points))
-        exact = self._measure(bench, _EXACT)
+        exact = self._measure(bench, EXACT)
         self.measured.append(Measured("exact", "exact", None, tail, exact))
 
         def measure(point: Point) -> Trial:
@@ -175,17 +179,17 @@ class Sweep:
         for role, other in self.plan.grid.neighbours(point):
             made = self.store.get((point.split,), other.target, other.rank, other.weight_type, heads)
             others.append((role, other, made, self._config(other, made)))
-        variants = [_variant("fill", config) for *_, config in others]
+        variants: list[Way] = [Filled("fill", config) for *_, config in others]
         config = self._config(point, maps)
         # rows of a neutral text cannot run again: that baseline goes without selection
-        plain = [name for name in self.plan.baselines if name == NEUTRAL]
-        selecting = [name for name in self.plan.baselines if name != NEUTRAL]
+        plain = [name for name in self.plan.baselines if name == "neutral-filler"]
+        selecting = [name for name in self.plan.baselines if name != "neutral-filler"]
         baselines = [
-            *make_variants(self.lab.model, config, selecting, self.folder, statistics=self.statistics)[2:],
-            *make_variants(self.lab.model, replace(config, select="none", heads=()), plain, self.folder)[2:],
+            *make_ways(selecting, Recipe(self.lab.model, config, self.folder, self.statistics))[2:],
+            *make_ways(plain, Recipe(self.lab.model, replace(config, select="none", heads=()), self.folder))[2:],
         ]
-        bench = self._bench(point.tail, [_EXACT, *variants, *baselines], "neighbours")
-        sizes = sum(job.size for job in bench if job.variant is _EXACT)
+        bench = self._bench(point.tail, [EXACT, *variants, *baselines], "neighbours")
+        sizes = sum(job.size for job in bench if job.variant is EXACT)
         timing = 2 * self.plan.repeats * len(self.plan.lengths)
         self.progress.total(sizes * (len(variants) + len(baselines)) + timing * len(variants))
         exact = next(item for item in self.measured if item.point is None and item.tail == point.tail).results
@@ -207,7 +211,7 @@ class Sweep:
         )
         return resolve(wanted, read_maps(path))
 
-    def _bench(self, tail: int, variants: Sequence[Variant], name: str) -> list[Job]:
+    def _bench(self, tail: int, variants: Sequence[Way], name: str) -> list[Job]:
         """The jobs of all diagnostics, in all variants."""
         plan = self.plan
         setting = replace(self.setting, variants=variants, tail=tail)
@@ -225,10 +229,10 @@ class Sweep:
         return needle_jobs(setting, lengths=plan.lengths, kinds=plan.kinds, needles=plan.needles, keys=plan.keys)
 
     def _measure(
-        self, bench: Sequence[Job], variant: Variant, config: RidgeFillConfig | None = None
+        self, bench: Sequence[Job], variant: Way, config: RidgeFillConfig | None = None
     ) -> dict[int, dict[str, list[Result]]]:
         """The results of one variant, and with a configuration its time to first token."""
-        jobs = [job for job in bench if job.variant is _EXACT or job.variant is variant]
+        jobs = [job for job in bench if job.variant is EXACT or job.variant is variant]
         found: dict[int, dict[str, list[Result]]] = {ctx: {} for ctx in self.plan.lengths}
         for job, result in self._run(jobs, sum(job.size for job in jobs if job.variant is variant)):
             if job.variant is variant:
@@ -265,13 +269,6 @@ class Sweep:
         trial = Trial(point, tuple(_outcome(ctx, found[ctx], exact[ctx]) for ctx in self.plan.lengths))
         self.trials.append(trial)
         return trial
-
-
-_EXACT = Variant("exact", None, {"variant": "exact"})
-
-
-def _variant(name: str, config: RidgeFillConfig) -> Variant:
-    return Variant(name, config, {"variant": name, **make_cell(config)})
 
 
 def _outcome(ctx: int, found: dict[str, list[Result]], exact: dict[str, list[Result]]) -> Outcome:

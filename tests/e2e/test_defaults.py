@@ -37,7 +37,7 @@ def test_the_engine_has_the_same_default_numbers(workshop: Any, tmp_path: Any) -
 def test_without_a_recommendation_all_take_the_highest_split(workshop: Any, tmp_path: Any) -> None:
     from pyridgefill import RidgeFillConfig
     from pyridgefill.evaluation.run.session import Session
-    from pyridgefill.evaluation.run.variants import resolve
+    from pyridgefill.evaluation.run.settings import resolve
 
     path, family = tmp_path / "silent.gguf", FAMILIES["llama"]
     heads = tuple(RetrievalHead(split, 0, 0) for split in (2, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from support import paths
 from support.longbench import record
 
 from pyridgefill.cli.main import run
+from pyridgefill.evaluation.run.session import Logits, Session
+from pyridgefill.evaluation.run.way import Way
+from pyridgefill.evaluation.run.ways import WAYS, Row
 from pyridgefill.maps import identity_maps, read_base_model, write_maps
 
 SPLIT = 28
@@ -124,6 +128,26 @@ def test_perplexity_of_exact_rows(smollm2: Path, maps: Path, tmp_path: Path, cap
     assert few[0]["result"]["losses"] != exact["losses"]
 
 
+class Sparse(Way):
+    """A new way in one class: one in twenty of the rows that may be filled is filled."""
+
+    def prefill(self, session: Session, tokens: Sequence[int], n_logits: int = 1, *, reuse: bool = False) -> Logits:
+        session.clear()
+        ((start, end),) = session.plan(len(tokens))
+        return session.run_prompt(tokens, [(row, row + 1) for row in range(start, end, 20)], n_logits)
+
+
+def test_a_way_is_a_class_and_a_row(
+    smollm2: Path, maps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(WAYS, "sparse", Row(Sparse, "one row in twenty"))
+    shape = [smollm2, maps, *SHAPE, "--texts", 1, "--baseline", "sparse"]
+    found = by_variant(evaluate(tmp_path / "results.jsonl", "perplexity", *shape))
+    assert list(found) == ["exact", "fill", "sparse"]
+    assert len({result["loss"] for result in found.values()}) == 3
+    assert "sparse" in capsys.readouterr().out
+
+
 def test_ruler_and_longbench(smollm2: Path, maps: Path, tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     lines = evaluate(
@@ -161,6 +185,8 @@ ERRORS = {
     "other model": (["needle", "OTHER"], "made for another model"),
 }
 
+USAGE = ("select",)
+
 
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors(smollm2: Path, maps: Path, case: str, capsys: pytest.CaptureFixture[str], workshop: Any) -> None:
@@ -172,6 +198,6 @@ def test_errors(smollm2: Path, maps: Path, case: str, capsys: pytest.CaptureFixt
     arguments = ["eval", command, model, maps, *SHAPE, *rest]
     if "--ctx" in rest:
         arguments = [*arguments[:4], *SHAPE[2:], *rest]
-    assert run([*map(str, arguments)]) == 1
+    assert run([*map(str, arguments)]) == (2 if case in USAGE else 1)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert message in line

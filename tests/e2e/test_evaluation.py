@@ -17,8 +17,11 @@ from support.tokens import tokens
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.prompts.needle import make_keyed_texts, make_needles
-from pyridgefill.evaluation.prompts.neutral import SENTENCE, neutral_prompt
+from pyridgefill.evaluation.run.dropped import Dropped
+from pyridgefill.evaluation.run.exact import EXACT
+from pyridgefill.evaluation.run.neutral import SENTENCE, Neutral, neutral_prompt
 from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.run.way import Way
 from pyridgefill.evaluation.tasks.far_loss import compare, exact_losses, fill_losses
 from pyridgefill.evaluation.tasks.loss import token_losses
 from pyridgefill.evaluation.tasks.prompts import count_hits
@@ -42,6 +45,11 @@ def config(workshop: Any, kind: str, **changes: Any) -> RidgeFillConfig:
         workshop.maps("llama", kind),
         **{"sink": SINK, "tail": TAIL, "min_prompt": 0, "skip_fingerprint": True} | changes,
     )
+
+
+def started(session: Session, way: Way) -> Way:
+    way.start(session)
+    return way
 
 
 SELECTIONS: list[dict[str, Any]] = [
@@ -107,13 +115,12 @@ def test_rows_before_the_tail_are_kept_as_they_were_before_a_selection(
 def test_dropped_rows_are_not_seen(workshop: Any, oracle: Session, select: dict[str, Any]) -> None:
     """What a dropped row held does not matter; what a kept row holds does."""
     prompt = tokens(N)
-    oracle.set_maps(config(workshop, "identity", **select), drop=True)
-    want = oracle.prefill(prompt, TAIL)
+    want = started(oracle, Dropped("drop", config(workshop, "identity", **select))).prefill(oracle, prompt, TAIL)
     assert oracle.ranges == [(SINK, N - TAIL - 1)]
     assert len(oracle.selected) == (40 if select else 0)
     # the oracle's live layer reads the split state alone, so only dropped rows could bring noise in
-    oracle.set_maps(config(workshop, "poison", **select), drop=True)
-    assert np.abs(oracle.prefill(prompt, TAIL) - want).max() < 3e-3 * np.ptp(want)
+    noise = started(oracle, Dropped("drop", config(workshop, "poison", **select)))
+    assert np.abs(noise.prefill(oracle, prompt, TAIL) - want).max() < 3e-3 * np.ptp(want)
     oracle.set_maps(config(workshop, "poison", **select))
     assert np.abs(oracle.prefill(prompt, TAIL) - want).max() > 0.03 * np.ptp(want)
     oracle.set_maps(config(workshop, "identity", **select))
@@ -123,8 +130,8 @@ def test_dropped_rows_are_not_seen(workshop: Any, oracle: Session, select: dict[
 def test_all_rows_selected_and_none_dropped_is_exact(workshop: Any, oracle: Session) -> None:
     prompt = tokens(N)
     exact = oracle.prefill(prompt, TAIL)
-    oracle.set_maps(config(workshop, "poison", select="stride", budget=1.0), drop=True)
-    assert np.abs(oracle.prefill(prompt, TAIL) - exact).max() < 3e-3 * np.ptp(exact)
+    drop = started(oracle, Dropped("drop", config(workshop, "poison", select="stride", budget=1.0)))
+    assert np.abs(drop.prefill(oracle, prompt, TAIL) - exact).max() < 3e-3 * np.ptp(exact)
     assert oracle.selected == list(range(SINK, N - TAIL - 1))
     follow = oracle.extend(tokens(5, seed=3))
     oracle.set_maps(None)
@@ -144,8 +151,7 @@ def test_neutral_filler_is_a_run_of_a_neutral_text_above_the_split(workshop: Any
         exact = session.prefill(prompt, TAIL)
         session.set_maps(settings("poison"))
         filled = session.prefill(prompt, TAIL)
-        session.set_maps(settings("poison"), neutral=True)
-        got = session.prefill(prompt, TAIL)
+        got = started(session, Neutral("neutral-filler", settings("poison"))).prefill(session, prompt, TAIL)
         assert session.ranges == [(SINK, N - TAIL)]
         assert session.exact_tail(N) == TAIL
         for other in (exact, filled):
@@ -153,15 +159,15 @@ def test_neutral_filler_is_a_run_of_a_neutral_text_above_the_split(workshop: Any
         follow = session.extend(tokens(5, seed=3))
 
         # the maps say no more than which rows and layers these are
-        session.set_maps(settings("identity"), neutral=True)
-        assert np.array_equal(session.prefill(prompt, TAIL), got)
+        way = started(session, Neutral("neutral-filler", settings("identity")))
+        assert np.array_equal(way.prefill(session, prompt, TAIL), got)
         assert np.array_equal(session.extend(tokens(5, seed=3)), follow)
 
         # with the same text in it, the prompt is the filler
         sentence = session.tokenize(SENTENCE, parse_special=False)
         neutral = neutral_prompt(prompt, [(SINK, N - TAIL)], sentence)
-        assert np.abs(session.prefill(neutral, TAIL) - got).max() > 0.01 * np.ptp(got), "layers up to the split matter"
-        like_exact = session.prefill(neutral, TAIL)
+        like_exact = way.prefill(session, neutral, TAIL)
+        assert np.abs(like_exact - got).max() > 0.01 * np.ptp(got), "layers up to the split matter"
         session.set_maps(None)
         assert np.abs(session.prefill(neutral, TAIL) - like_exact).max() < 3e-3 * np.ptp(like_exact)
 
@@ -172,8 +178,8 @@ def test_memory_of_neutral_filler(workshop: Any) -> None:
     with Session(workshop.model("llama"), n_ctx=512, n_ubatch=64, n_threads=1, n_sequences=2) as session:
 
         def cells(text: Sequence[int], *, neutral: bool) -> KVCells:
-            session.set_maps(config(workshop, "poison", select="none") if neutral else None, neutral=neutral)
-            session.prefill([*text], TAIL)
+            way = Neutral("neutral-filler", config(workshop, "poison", select="none")) if neutral else EXACT
+            started(session, way).prefill(session, [*text], TAIL)
             return parse_kv(session.save().tobytes())
 
         own = cells(prompt, neutral=False)
@@ -195,20 +201,20 @@ def test_memory_of_neutral_filler(workshop: Any) -> None:
 def test_a_shared_prefix_of_neutral_filler_is_kept(workshop: Any) -> None:
     first, second = tokens(N), tokens(N - 20) + tokens(20, seed=1)
     with Session(workshop.model("llama"), n_ctx=512, n_ubatch=64, n_threads=1, n_sequences=2) as session:
-        session.set_maps(config(workshop, "poison", select="none"), neutral=True)
-        want = session.prefill(second, 20)
-        session.generate(session.prefill(first, reuse=True)[0], 5)
+        way = started(session, Neutral("neutral-filler", config(workshop, "poison", select="none")))
+        want = way.prefill(session, second, 20)
+        session.generate(way.prefill(session, first, reuse=True)[0], 5)
         assert session.n_reused == 0
-        got = session.prefill(second, 20, reuse=True)
+        got = way.prefill(session, second, 20, reuse=True)
         assert session.n_reused == N - TAIL
         assert np.array_equal(got, want)
 
 
 def test_what_neutral_filler_needs(workshop: Any, oracle: Session) -> None:
     with pytest.raises(ModelError, match="a neutral text needs a sequence of its own"):
-        oracle.set_maps(config(workshop, "identity"), neutral=True)
+        Neutral("neutral-filler", config(workshop, "identity")).start(oracle)
     with pytest.raises(ModelError, match="rows of a neutral text cannot run again"):
-        oracle.set_maps(config(workshop, "identity", select="stride", budget=0.1), neutral=True)
+        Neutral("neutral-filler", config(workshop, "identity", select="stride", budget=0.1)).start(oracle)
 
 
 def test_losses_are_those_of_the_logits(oracle: Session) -> None:

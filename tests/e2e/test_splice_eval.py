@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from support.tokens import tokens
 from pyridgefill.cli.main import run
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import ModelError, RidgeFillError
+from pyridgefill.evaluation.run.dropped import Dropped
+from pyridgefill.evaluation.run.exact import EXACT
+from pyridgefill.evaluation.run.filled import Filled
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.run.splice import Splice, SpliceSession, SpliceVariant, make_splices
-from pyridgefill.evaluation.run.variants import Variant
+from pyridgefill.evaluation.run.spliced import Splice, Spliced, States, make_splices
+from pyridgefill.evaluation.run.way import Way
 from pyridgefill.evaluation.tasks.loss import token_losses
 from pyridgefill.maps import identity_maps, read_base_model, write_maps
 
@@ -31,8 +35,12 @@ def engine_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIDGEFILL_LIB_PATH", str(paths.engine_library()))
 
 
-def session_of(model: Path, folder: Path) -> SpliceSession:
-    return SpliceSession(model, n_ctx=512, sink=SINK, tail=TAIL, folder=folder, n_ubatch=SINK, n_threads=1)
+def session_of(model: Path) -> Session:
+    return Session(model, n_ctx=512, n_ubatch=SINK, n_threads=1, n_sequences=2)
+
+
+def spliced(way: Way, folder: Path) -> Spliced:
+    return Spliced(way, None, States(folder, sink=SINK, tail=TAIL))
 
 
 def config(workshop: Any, name: str, kind: str, **changes: Any) -> RidgeFillConfig:
@@ -45,23 +53,23 @@ def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def logits_of(session: SpliceSession, filled: Variant, splice: Splice | None) -> Any:
-    variant = filled if splice is None else SpliceVariant.of(filled, splice)
-    variant.set_on(session)
-    return session.prefill(PROMPT, TAIL)
+def logits_of(session: Session, way: Way) -> Any:
+    way.start(session)
+    return way.prefill(session, PROMPT, TAIL)
 
 
-def everything(session: SpliceSession, name: str, into: str) -> Splice:
+def everything(session: Session, name: str, into: str) -> Splice:
     """The splice of all components above the split."""
     splices = make_splices(session.components(), FAMILIES[name].split, 1, [into])
     return max(splices, key=lambda splice: len(splice.components))
 
 
 def test_parts_of_noise(workshop: Any, tmp_path: Path, family: str) -> None:
-    with session_of(workshop.model(family), tmp_path) as session:
-        noise = Variant("fill", config(workshop, family, "poison"), {})
-        exact = session.prefill(PROMPT, TAIL)
-        filled = logits_of(session, noise, None)
+    with session_of(workshop.model(family)) as session:
+        noise = spliced(Filled("fill", config(workshop, family, "poison")), tmp_path)
+        plain_exact = Spliced(EXACT, None, noise.states)
+        exact = logits_of(session, plain_exact)
+        filled = logits_of(session, noise)
         assert session.ranges == [(SINK, N - TAIL)]
         with Session(workshop.model(family), n_ctx=512, n_ubatch=SINK, n_threads=1) as plain:
             # restored rows of a sliding window are in other cells: another order of sums
@@ -70,42 +78,44 @@ def test_parts_of_noise(workshop: Any, tmp_path: Path, family: str) -> None:
             plain.set_maps(noise.config)
             assert np.abs(plain.prefill(PROMPT, TAIL) - filled).max() <= near
         assert np.abs(filled - exact).max() > 0.03 * np.ptp(exact)
-        assert np.array_equal(logits_of(session, noise, everything(session, family, "fill")), exact)
+        assert np.array_equal(logits_of(session, noise.of(everything(session, family, "fill"))), exact)
         assert session.ranges == [(SINK, N - TAIL)]
-        assert np.array_equal(logits_of(session, noise, everything(session, family, "exact")), filled)
+        assert np.array_equal(logits_of(session, noise.of(everything(session, family, "exact"))), filled)
         assert session.ranges == []
-        assert np.array_equal(logits_of(session, noise, None), filled), "a splice leaves nothing behind"
-        session.set_maps(None)
-        assert np.array_equal(session.prefill(PROMPT, TAIL), exact)
+        assert np.array_equal(logits_of(session, noise), filled), "a splice leaves nothing behind"
+        assert np.array_equal(logits_of(session, plain_exact), exact)
 
 
 def test_an_oracle_loses_nothing(workshop: Any, tmp_path: Path, family: str) -> None:
-    with session_of(workshop.oracle(family, FAMILIES[family].n_layer - 1), tmp_path) as session:
-        right = Variant("fill", config(workshop, family, "identity"), {})
-        losses = token_losses(session, PROMPT, TAIL)
+    with session_of(workshop.oracle(family, FAMILIES[family].n_layer - 1)) as session:
+        right = spliced(Filled("fill", config(workshop, family, "identity")), tmp_path)
+        exact = Spliced(EXACT, None, right.states)
+        exact.start(session)
+        losses = token_losses(session, PROMPT, TAIL, exact)
         splices = make_splices(session.components(), FAMILIES[family].split, 0, ["fill", "exact"])
         assert len(splices) >= 8
         for splice in splices:
-            SpliceVariant.of(right, splice).set_on(session)
-            assert np.array_equal(token_losses(session, PROMPT, TAIL), losses), splice
+            way = right.of(splice)
+            way.start(session)
+            assert np.array_equal(token_losses(session, PROMPT, TAIL, way), losses), splice
 
 
 def test_what_a_splice_cannot_measure(workshop: Any, tmp_path: Path) -> None:
-    with session_of(workshop.model("llama"), tmp_path) as session:
-        for changes in ({"drop": True}, {"select": "stride"}):
-            drop = bool(changes.pop("drop", False))
-            with pytest.raises(ModelError, match="all rows filled"):
-                session.set_maps(config(workshop, "llama", "identity", **changes), drop=drop)
+    plain = config(workshop, "llama", "identity")
+    for refused in (Dropped("drop", plain), Filled("fill", replace(plain, select="stride"))):
+        with pytest.raises(ModelError, match="all rows filled"):
+            spliced(refused, tmp_path)
+    with session_of(workshop.model("llama")) as session:
+        exact = spliced(EXACT, tmp_path)
+        exact.start(session)
         for prompt, n_logits in ((PROMPT, TAIL + 1), (PROMPT[:TAIL], 1)):
             with pytest.raises(ModelError, match=f"logits of {n_logits} rows of a prompt of {len(prompt)}"):
-                session.prefill(prompt, n_logits)
-        session.set_maps(config(workshop, "llama", "identity", tail=TAIL + 1))
+                exact.prefill(session, prompt, n_logits)
         with pytest.raises(ModelError, match=r"the plan fills \[\(64, 255\)\], expected \[\(64, 256\)\]"):
-            session.prefill(PROMPT)
-        session.set_maps(config(workshop, "llama", "identity"))
-        session.splice = Splice("fill", ("state",), 4, 7)
+            logits_of(session, spliced(Filled("fill", replace(plain, tail=TAIL + 1)), tmp_path))
+        filled = spliced(Filled("fill", plain), tmp_path)
         with pytest.raises(RidgeFillError, match="no layer from 4 to 7 has a recurrent state"):
-            session.prefill(PROMPT)
+            logits_of(session, filled.of(Splice("fill", ("state",), 4, 7)))
 
 
 @pytest.fixture(scope="module")
@@ -156,5 +166,5 @@ def test_the_command(smollm2: Path, maps: Path, tmp_path: Path, capsys: pytest.C
 def test_options(
     smollm2: Path, maps: Path, option: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["eval", "splice", str(smollm2), str(maps), *option]) == 1
+    assert run(["eval", "splice", str(smollm2), str(maps), *option]) == 2
     assert message in capsys.readouterr().err

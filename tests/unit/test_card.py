@@ -13,7 +13,7 @@ from pyridgefill.card import make_card, table
 from pyridgefill.cli.main import run
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.run.results import SETTING, Record
-from pyridgefill.evaluation.run.variants import make_cell
+from pyridgefill.evaluation.run.settings import setting_cell
 from pyridgefill.files import digest
 from pyridgefill.maps import read_maps, write_maps
 
@@ -71,7 +71,7 @@ def test_a_card_shows_what_was_measured_with_its_file(maps: Path) -> None:
 
 def test_settings_do_not_tell_prompts_apart(maps: Path) -> None:
     config = RidgeFillConfig(maps, split=1, select="attention", budget=0.1, pool=(5, 5), queries=512, heads=((0, 0),))
-    assert set(make_cell(config)) < set(SETTING)
+    assert set(setting_cell(config)) < set(SETTING)
 
 
 def test_splices_are_told_with_their_needles(maps: Path) -> None:

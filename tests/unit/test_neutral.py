@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyridgefill.evaluation.prompts.neutral import neutral_prompt
+from pyridgefill.evaluation.run.neutral import neutral_prompt
 
 
 @pytest.mark.parametrize(

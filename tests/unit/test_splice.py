@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pyridgefill.errors import ModelError
-from pyridgefill.evaluation.run.splice import Splice, make_splices
+from pyridgefill.evaluation.run.spliced import Splice, make_splices
 from pyridgefill.evaluation.tasks.far_loss import FarText
 from pyridgefill.evaluation.tasks.splice_jobs import share
 

@@ -13,7 +13,7 @@ from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.intervals import least_hits, wilson
 from pyridgefill.evaluation.run.lab import model_cell
 from pyridgefill.evaluation.run.results import ResultFile
-from pyridgefill.evaluation.run.splice import Splice
+from pyridgefill.evaluation.run.spliced import Splice
 from pyridgefill.files import file_name
 from pyridgefill.report.tables import variations
 from pyridgefill.tuning.document import _breakdown, _splices

@@ -12,14 +12,14 @@ from typing import Any
 from pyridgefill import __version__
 from pyridgefill.evaluation.run.results import ResultFile
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.run.variants import Variant
+from pyridgefill.evaluation.run.way import Way
 from pyridgefill.files import digest
 from pyridgefill.maps.base import model_shards
 
 Result = dict[str, Any]
 Advance = Callable[[], None]
-# session, called after each prompt, the exact model's result in the same place
-Compute = Callable[[Session, Advance, Result | None], Result]
+# session, way that it is started for, called after each prompt, the exact model's result in the same place
+Compute = Callable[[Session, Way, Advance, Result | None], Result]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Job:
 
     task: str
     params: dict[str, Any]
-    variant: Variant
+    variant: Way
     size: int
     compute: Compute
 
@@ -93,8 +93,8 @@ class Lab:
             result = finished
             if result is None:
                 started = time.monotonic()
-                job.variant.set_on(self.session)
-                computed = job.compute(self.session, advance, exact.get(job.place))
+                job.variant.start(self.session)
+                computed = job.compute(self.session, job.variant, advance, exact.get(job.place))
                 info = {**self.info, "pyridgefill": __version__, "seconds": round(time.monotonic() - started, 1)}
                 self.results.add(self.cell(job), computed, info)
                 result = self.results.find(self.cell(job))

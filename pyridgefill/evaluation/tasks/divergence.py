@@ -14,6 +14,7 @@ from scipy.special import log_softmax
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.intervals import mean_difference, paired_bootstrap
 from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.run.way import Way
 from pyridgefill.evaluation.tasks.loss import next_token_losses
 
 Logits = npt.NDArray[np.float32]
@@ -86,13 +87,13 @@ class Reference:
         ]
         return {"loss": float(np.mean(losses)), "perplexity": float(np.exp(np.mean(losses)))}
 
-    def compare(self, session: Session, *, seed: int, advance: Callable[[], None]) -> dict[str, Any]:
-        """Divergence of what is set on the session; intervals resample texts.
+    def compare(self, session: Session, way: Way, *, seed: int, advance: Callable[[], None]) -> dict[str, Any]:
+        """Divergence of a way to run texts; intervals resample texts.
 
         Parameters
         ----------
-        session
-            The model, with maps.
+        session, way
+            The model, started for the way.
         seed
             Of the bootstrap.
         advance
@@ -118,7 +119,7 @@ class Reference:
                     f"logits of {self.tail} rows, but only the last {session.exact_tail(len(text))} run exact",
                     "ask for a longer tail",
                 )
-            rows = {"tail": session.prefill(text, self.tail)}
+            rows = {"tail": way.prefill(session, text, self.tail)}
             losses.append(next_token_losses(rows["tail"], text[-self.tail :]))
             if continuation:
                 rows["generated"] = session.extend(continuation)

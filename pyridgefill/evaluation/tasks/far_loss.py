@@ -27,7 +27,9 @@ from pyridgefill import defaults
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.intervals import Interval, paired_bootstrap, ratio_of_sums
+from pyridgefill.evaluation.run.exact import EXACT
 from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.run.way import PLAIN, Way
 from pyridgefill.evaluation.tasks.loss import token_losses
 
 # one bit: the far context at least doubles the token's probability
@@ -112,6 +114,7 @@ def exact_losses(
     tail: int,
     sink: int = defaults.SINK,
     near: int | None = None,
+    way: Way = EXACT,
     on_progress: Callable[[], None] = lambda: None,
 ) -> list[FarText]:
     """Score texts with the exact model, with and without far context; the session's maps are taken out.
@@ -128,6 +131,8 @@ def exact_losses(
         Rows at the start that stay when the far context is removed.
     near
         Tokens of the tail that are not scored; by default 128, or half of a shorter tail.
+    way
+        How the texts run, exact.
     on_progress
         Called after each text.
 
@@ -139,13 +144,13 @@ def exact_losses(
     near = default_near(tail) if near is None else near
     if not 1 <= near < tail:
         raise ModelError(f"{near} tokens of a tail of {tail} are not scored", "choose near from 1 to less than tail")
-    session.set_maps(None)
+    way.start(session)
     found = []
     for text in texts:
         if len(text) <= sink + tail:
             raise ModelError(f"a text of {len(text)} tokens has no far context", f"give more than {sink + tail} tokens")
-        exact = token_losses(session, text, tail)[near - 1 :]
-        removed = token_losses(session, [*text[:sink], *text[len(text) - tail :]], tail)[near - 1 :]
+        exact = token_losses(session, text, tail, way)[near - 1 :]
+        removed = token_losses(session, [*text[:sink], *text[len(text) - tail :]], tail, way)[near - 1 :]
         found.append(FarText(tuple(text), tail, near, exact, removed, repeated_tokens(text, sink, tail, near)))
         on_progress()
     return found
@@ -183,12 +188,16 @@ def fill_losses(
 
 
 def measured_losses(
-    session: Session, texts: Sequence[FarText], *, on_progress: Callable[[], None] = lambda: None
+    session: Session,
+    texts: Sequence[FarText],
+    way: Way = PLAIN,
+    *,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> list[Array]:
-    """Like `fill_losses`, with what is set on the session."""
+    """Like `fill_losses`, run in a way that the session is started for."""
     losses = []
     for text in texts:
-        losses.append(token_losses(session, text.tokens, text.tail)[text.near - 1 :])
+        losses.append(token_losses(session, text.tokens, text.tail, way)[text.near - 1 :])
         on_progress()
     return losses
 

@@ -22,7 +22,7 @@ from pyridgefill.evaluation.prompts.squad import SquadTask
 from pyridgefill.evaluation.prompts.text import text_windows
 from pyridgefill.evaluation.run.lab import Advance, Compute, Job, Result
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.run.variants import Variant
+from pyridgefill.evaluation.run.way import Way
 from pyridgefill.evaluation.tasks.divergence import Reference
 from pyridgefill.evaluation.tasks.far_loss import FarText, compare, exact_losses, measured_losses, repeated_tokens
 from pyridgefill.evaluation.tasks.longbench import make_choice, read_longbench, run_choices, summarise_choices
@@ -50,7 +50,7 @@ class Setting:
 
     session: Session
     chat: ChatFormatter | None
-    variants: Sequence[Variant]
+    variants: Sequence[Way]
     sink: int
     tail: int
     seed: int
@@ -62,7 +62,7 @@ class Setting:
         corpus = self.corpus if self.corpus in BUILTIN else file_name(Path(self.corpus))
         return {"ctx": ctx, "sink": self.sink, "tail": self.tail, "seed": self.seed, "corpus": corpus, **more}
 
-    def jobs(self, task: str, params: dict[str, Any], size: int, compute: Callable[[Variant], Compute]) -> list[Job]:
+    def jobs(self, task: str, params: dict[str, Any], size: int, compute: Callable[[Way], Compute]) -> list[Job]:
         """One job for each variant."""
         return [Job(task, params, variant, size, compute(variant)) for variant in self.variants]
 
@@ -72,8 +72,8 @@ def _scored(
 ) -> list[Job]:
     prompts = cache(make)
 
-    def compute(session: Session, advance: Advance, exact: Result | None) -> Result:
-        return summarise(run_prompts(session, prompts(), advance), exact, setting.seed)
+    def compute(session: Session, variant: Way, advance: Advance, exact: Result | None) -> Result:
+        return summarise(run_prompts(session, prompts(), advance, variant), exact, setting.seed)
 
     return setting.jobs(task, params, size, lambda _variant: compute)
 
@@ -150,13 +150,13 @@ def far_loss_jobs(setting: Setting, *, lengths: Sequence[int], texts: int, near:
         params = setting.params(ctx, texts=texts, near=near, threshold=threshold)
         windows = cache(lambda ctx=ctx: text_list(setting, ctx, texts))
 
-        def compute(variant: Variant, windows: Callable[[], list[list[int]]] = windows) -> Compute:
-            def run_exact(session: Session, advance: Advance, _exact: Result | None) -> Result:
-                return exact_far_losses(setting, session, windows(), near, advance)
+        def compute(variant: Way, windows: Callable[[], list[list[int]]] = windows) -> Compute:
+            def run_exact(session: Session, way: Way, advance: Advance, _exact: Result | None) -> Result:
+                return exact_far_losses(setting, session, way, windows(), near, advance)
 
-            def run_fill(session: Session, advance: Advance, exact: Result | None) -> Result:
+            def run_fill(session: Session, way: Way, advance: Advance, exact: Result | None) -> Result:
                 found = stored_far_texts(setting, windows(), near, exact)
-                losses = measured_losses(session, found, on_progress=advance)
+                losses = measured_losses(session, found, way, on_progress=advance)
                 groups = compare(found, losses, threshold=threshold, seed=setting.seed)
                 return {"groups": {group.group: asdict(group) for group in groups}}
 
@@ -167,10 +167,10 @@ def far_loss_jobs(setting: Setting, *, lengths: Sequence[int], texts: int, near:
 
 
 def exact_far_losses(
-    setting: Setting, session: Session, texts: Sequence[Sequence[int]], near: int, advance: Advance
+    setting: Setting, session: Session, way: Way, texts: Sequence[Sequence[int]], near: int, advance: Advance
 ) -> Result:
     """The exact model's losses with and without far context, as results hold them."""
-    found = exact_losses(session, texts, tail=setting.tail, sink=setting.sink, near=near, on_progress=advance)
+    found = exact_losses(session, texts, tail=setting.tail, sink=setting.sink, near=near, way=way, on_progress=advance)
     return {"exact": [text.exact.tolist() for text in found], "removed": [text.removed.tolist() for text in found]}
 
 
@@ -201,14 +201,14 @@ def kld_jobs(setting: Setting, *, lengths: Sequence[int], texts: int, generated:
             lambda ctx=ctx, place=place: Reference(text_list(setting, ctx, texts), setting.tail, generated, place)
         )
 
-        def compute(variant: Variant, reference: Callable[[], Reference] = reference) -> Compute:
-            def run(session: Session, advance: Advance, _exact: Result | None) -> Result:
+        def compute(variant: Way, reference: Callable[[], Reference] = reference) -> Compute:
+            def run(session: Session, way: Way, advance: Advance, _exact: Result | None) -> Result:
                 if variant.name == "exact":
                     reference().record(session, advance)
                     return reference().loss()
                 reference().record(session)
-                variant.set_on(session)
-                return reference().compare(session, seed=setting.seed, advance=advance)
+                way.start(session)
+                return reference().compare(session, way, seed=setting.seed, advance=advance)
 
             return run
 
@@ -231,9 +231,9 @@ def longbench_jobs(setting: Setting, *, lengths: Sequence[int], path: Path, limi
         )
 
         def run(
-            session: Session, advance: Advance, exact: Result | None, choices: Callable[[], Any] = choices
+            session: Session, way: Way, advance: Advance, exact: Result | None, choices: Callable[[], Any] = choices
         ) -> Result:
-            return summarise_choices(run_choices(session, choices(), advance), exact, choices(), setting.seed)
+            return summarise_choices(run_choices(session, choices(), advance, way), exact, choices(), setting.seed)
 
         jobs += setting.jobs("longbench", params, len(records), lambda _variant, run=run: run)  # type: ignore[misc]
     return jobs

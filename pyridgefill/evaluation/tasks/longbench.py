@@ -15,6 +15,7 @@ from pyridgefill.errors import CorpusError, ModelError
 from pyridgefill.evaluation.intervals import mcnemar, mean_difference, paired_bootstrap, wilson
 from pyridgefill.evaluation.prompts.layout import make_frame
 from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.run.way import PLAIN, Way
 
 LETTERS = ("A", "B", "C", "D")
 _GROUPS = ("difficulty", "length", "domain")
@@ -99,7 +100,9 @@ def make_choice(
     return Choice(record["_id"], (*frame.head, *text, *frame.foot), record["answer"], groups, dropped)
 
 
-def run_choices(session: Session, choices: Sequence[Choice], advance: Callable[[], None]) -> dict[str, Any]:
+def run_choices(
+    session: Session, choices: Sequence[Choice], advance: Callable[[], None], way: Way = PLAIN
+) -> dict[str, Any]:
     """Choose the letter whose token is most probable at the end of each prompt.
 
     Returns
@@ -110,7 +113,7 @@ def run_choices(session: Session, choices: Sequence[Choice], advance: Callable[[
     tokens = [session.tokenize(letter, parse_special=False)[0] for letter in LETTERS]
     chosen, filled = [], []
     for choice in choices:
-        logits = session.prefill(choice.tokens)[-1]
+        logits = way.prefill(session, choice.tokens)[-1]
         chosen.append(LETTERS[int(np.argmax(logits[tokens]))])
         filled.append(sum(end - start for start, end in session.ranges))
         advance()

@@ -10,6 +10,7 @@ from scipy.special import logsumexp
 
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.run.way import PLAIN, Way
 
 
 def next_token_losses(logits: npt.NDArray[np.float32], tokens: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -32,7 +33,7 @@ def next_token_losses(logits: npt.NDArray[np.float32], tokens: Sequence[int]) ->
     return np.asarray([logsumexp(row.astype(np.float64)) - float(row[token]) for row, token in rows])
 
 
-def token_losses(session: Session, tokens: Sequence[int], tail: int) -> npt.NDArray[np.float64]:
+def token_losses(session: Session, tokens: Sequence[int], tail: int, way: Way = PLAIN) -> npt.NDArray[np.float64]:
     """Negative log likelihood of each token of the tail after the first.
 
     Parameters
@@ -43,6 +44,8 @@ def token_losses(session: Session, tokens: Sequence[int], tail: int) -> npt.NDAr
         The text.
     tail
         Rows at the end that are scored.
+    way
+        How the text runs; the session is started for it.
 
     Returns
     -------
@@ -57,10 +60,10 @@ def token_losses(session: Session, tokens: Sequence[int], tail: int) -> npt.NDAr
     n_exact = session.exact_tail(len(tokens))
     if n_exact < tail:
         raise ModelError(f"loss on {tail} rows, but only the last {n_exact} run exact", "ask for a longer tail")
-    return next_token_losses(session.prefill(tokens, tail), tokens[-tail:])
+    return next_token_losses(way.prefill(session, tokens, tail), tokens[-tail:])
 
 
-def tail_losses(session: Session, prompts: Sequence[Sequence[int]], tail: int) -> list[float]:
+def tail_losses(session: Session, prompts: Sequence[Sequence[int]], tail: int, way: Way = PLAIN) -> list[float]:
     """Mean negative log likelihood of the tail's tokens after the first, in nats, for each prompt.
 
     Parameters
@@ -71,5 +74,7 @@ def tail_losses(session: Session, prompts: Sequence[Sequence[int]], tail: int) -
         Token sequences.
     tail
         Rows at the end that are scored.
+    way
+        As for `token_losses`.
     """
-    return [float(token_losses(session, tokens, tail).mean()) for tokens in prompts]
+    return [float(token_losses(session, tokens, tail, way).mean()) for tokens in prompts]

@@ -13,6 +13,7 @@ from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.intervals import Interval, mean_difference, paired_bootstrap
 from pyridgefill.evaluation.run.lab import Advance, Compute, Job, Result
 from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.run.way import Way
 from pyridgefill.evaluation.tasks.jobs import Setting, text_list
 from pyridgefill.evaluation.tasks.loss import tail_losses
 
@@ -88,11 +89,11 @@ def perplexity_jobs(setting: Setting, *, lengths: Sequence[int], texts: int, sco
     check_score(rows, setting.tail)
 
     def compute(
-        windows: Callable[[], list[list[int]]], session: Session, advance: Advance, exact: Result | None
+        windows: Callable[[], list[list[int]]], session: Session, way: Way, advance: Advance, exact: Result | None
     ) -> Result:
         losses = []
         for text in windows():
-            losses += tail_losses(session, [text], rows)
+            losses += tail_losses(session, [text], rows, way)
             advance()
         return summarise_losses(losses, None if exact is None else exact["losses"], texts * (rows - 1), setting.seed)
 

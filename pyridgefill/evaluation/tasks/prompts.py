@@ -14,6 +14,7 @@ from pyridgefill.evaluation.intervals import mcnemar, mean_difference, paired_bo
 from pyridgefill.evaluation.prompts.needle import Needle
 from pyridgefill.evaluation.prompts.score import gives_value, value_score
 from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.run.way import PLAIN, Way
 
 _DEPTH_BINS = 5
 
@@ -72,8 +73,10 @@ class Prompt:
                 )
 
 
-def run_prompts(session: Session, prompts: Sequence[Prompt], advance: Callable[[], None]) -> dict[str, Any]:
-    """Answer each prompt greedily with what is set on the session.
+def run_prompts(
+    session: Session, prompts: Sequence[Prompt], advance: Callable[[], None], way: Way = PLAIN
+) -> dict[str, Any]:
+    """Answer each prompt greedily, run in a way that the session is started for.
 
     Returns
     -------
@@ -88,7 +91,7 @@ def run_prompts(session: Session, prompts: Sequence[Prompt], advance: Callable[[
     """
     scores, answers, filled, selected, false_answers = [], [], [], [], []
     for prompt in prompts:
-        logits = session.prefill(prompt.tokens, reuse=True)[-1]
+        logits = way.prefill(session, prompt.tokens, reuse=True)[-1]
         prompt.check(session.ranges)
         answer = session.text(session.generate(logits, prompt.answer_tokens))
         scores.append(value_score(answer, prompt.values, any_of=prompt.any_of))

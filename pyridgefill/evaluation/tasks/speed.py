@@ -15,7 +15,8 @@ from pyridgefill.evaluation.prompts.layout import check_rows
 from pyridgefill.evaluation.prompts.text import text_windows
 from pyridgefill.evaluation.run.lab import Advance, Job, Result
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.run.variants import Variant, make_cell
+from pyridgefill.evaluation.run.settings import setting_cell
+from pyridgefill.evaluation.run.way import Way
 
 _WAYS = ("exact", "fill", "plain", "empty")
 
@@ -143,7 +144,8 @@ def speed_jobs(
     repeats, parts
         As for `measure_ttft`.
     """
-    variant = Variant("fill", config, make_cell(config))
+    variant = Way("fill", config)
+    variant.cell = setting_cell(config)  # lines of this task name no variant
     assert config.sink is not None
     assert config.tail is not None
     for ctx in lengths:
@@ -151,7 +153,7 @@ def speed_jobs(
     ways = 4 if parts and config.select != "none" else 2
 
     def job(ctx: int) -> Job:
-        def run(session: Session, advance: Advance, _exact: Result | None) -> Result:
+        def run(session: Session, _way: Way, advance: Advance, _exact: Result | None) -> Result:
             tokens = next(text_windows(session, ctx, corpus=corpus))
             timing = measure_ttft(session, config, tokens, repeats=repeats, parts=parts, on_progress=advance)
             return timing.to_dict()

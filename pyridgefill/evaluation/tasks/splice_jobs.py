@@ -12,8 +12,8 @@ import numpy as np
 from pyridgefill.evaluation.intervals import Interval, paired_bootstrap, ratio_of_sums
 from pyridgefill.evaluation.run.lab import Advance, Compute, Job, Result
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.run.splice import SpliceVariant
-from pyridgefill.evaluation.run.variants import Variant
+from pyridgefill.evaluation.run.spliced import Spliced
+from pyridgefill.evaluation.run.way import Way
 from pyridgefill.evaluation.tasks.far_loss import FarText, compare, measured_losses
 from pyridgefill.evaluation.tasks.jobs import Setting, exact_far_losses, stored_far_texts, text_list
 
@@ -39,7 +39,7 @@ def loss_jobs(
     Parameters
     ----------
     setting
-        With a `SpliceSession`.
+        With ways that are `Spliced`.
     lengths, texts, near, threshold
         As for `far_loss_jobs`.
     filled
@@ -56,17 +56,17 @@ def loss_jobs(
         params = setting.params(ctx, texts=texts, near=near, threshold=threshold)
         windows = cache(lambda ctx=ctx: text_list(setting, ctx, texts))
 
-        def compute(variant: Variant, ctx: int = ctx, windows: Callable[[], Any] = windows) -> Compute:
-            def run_exact(session: Session, advance: Advance, _exact: Result | None) -> Result:
-                return exact_far_losses(setting, session, windows(), near, advance)
+        def compute(variant: Way, ctx: int = ctx, windows: Callable[[], Any] = windows) -> Compute:
+            def run_exact(session: Session, way: Way, advance: Advance, _exact: Result | None) -> Result:
+                return exact_far_losses(setting, session, way, windows(), near, advance)
 
-            def run(session: Session, advance: Advance, exact: Result | None) -> Result:
+            def run(session: Session, way: Way, advance: Advance, exact: Result | None) -> Result:
                 found = stored_far_texts(setting, windows(), near, exact)
-                losses = [loss.tolist() for loss in measured_losses(session, found, on_progress=advance)]
+                losses = [loss.tolist() for loss in measured_losses(session, found, way, on_progress=advance)]
                 arrays = [np.asarray(loss) for loss in losses]
                 groups = compare(found, arrays, threshold=threshold, groups=GROUPS, seed=setting.seed)
                 result = {"losses": losses, "groups": {group.group: asdict(group) for group in groups}}
-                if isinstance(variant, SpliceVariant):
+                if isinstance(variant, Spliced) and variant.splice is not None:
                     assert filled is not None
                     result["share"] = {
                         group: asdict(
