@@ -48,5 +48,9 @@ class CorpusError(RidgeFillError):
     """Calibration text that cannot be used."""
 
 
+class EncodingError(CorpusError):
+    """Text that is not UTF-8."""
+
+
 class NativeError(RidgeFillError):
     """The native library is missing, foreign or refused a call."""

@@ -52,6 +52,8 @@ class Chunker:
         Share of documents in the held-out set.
     parse_special
         Whether special tokens in the text become tokens, as llama-server does with prompts.
+    skip_first
+        Rows at the start of each chunk that are in no sums.
     """
 
     tokenizer: Tokenizer
@@ -59,22 +61,55 @@ class Chunker:
     n_ctx: int
     held_out: float
     parse_special: bool = True
+    skip_first: int = 0
 
-    def chunks(self, documents: Iterable[Document]) -> Iterator[Chunk]:
+    def chunks(self, documents: Iterable[Document], limit: int | None = None) -> Iterator[Chunk]:
         """Stream the chunks of all documents; a rest of one token makes no chunk of its own.
+
+        The second document is held out if the first is not, so that every text has held-out rows: nothing is yielded
+        before one of the chunks is known to have them.
+
+        Parameters
+        ----------
+        documents
+            The text.
+        limit
+            Tokens after which the caller stops; None: never.
 
         Raises
         ------
         CorpusError
-            If a conversation cannot be rendered with the model's template.
+            If a conversation cannot be rendered with the model's template, or no document would be held out.
         """
+        waiting: list[Chunk] | None = [] if self.held_out > 0 else None
+        for chunk in self._chunks(documents):
+            if waiting is None:
+                yield chunk
+                continue
+            waiting.append(chunk)
+            if chunk.held_out and len(chunk.tokens) > self.skip_first:
+                yield from waiting
+                waiting = None
+            elif limit is not None and sum(len(item.tokens) for item in waiting) >= limit:
+                raise CorpusError(
+                    f"no held-out rows: the first {limit} tokens are one document", "raise --tokens or lower --ctx"
+                )
+        if waiting:
+            raise CorpusError("no held-out rows: the text is one document", "give more text or lower --ctx")
+
+    def _chunks(self, documents: Iterable[Document]) -> Iterator[Chunk]:
         bos = self.tokenizer.bos
         start = [] if bos is None else [bos]
         step = self.n_ctx - len(start)
         index = 0
+        any_held_out = False
         for number, document in enumerate(documents):
             tokens = self._tokens(document)
+            usable = len(tokens) > self.skip_first
             held_out = document.is_held_out(self.held_out)
+            if self.held_out > 0 and number > 0 and usable and not any_held_out:
+                held_out = True
+            any_held_out |= held_out and usable
             for offset in range(0, len(tokens), step):
                 part = tokens[offset : offset + step]
                 if offset == 0 or len(part) > 1:

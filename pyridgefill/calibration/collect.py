@@ -17,7 +17,7 @@ from pyridgefill.calibration.statistics import Statistics, estimate_bytes
 from pyridgefill.calibration.sums import Settings
 from pyridgefill.chat import chat_formatter
 from pyridgefill.engine import Engine
-from pyridgefill.errors import CorpusError, StatisticsError
+from pyridgefill.errors import CorpusError, EncodingError, StatisticsError
 from pyridgefill.files import check_output
 from pyridgefill.maps.base import read_base_model
 from pyridgefill.maps.model import TARGETS, Target
@@ -126,23 +126,31 @@ def collect(
             run = CollectRun.resume(output, base, key)
         else:
             statistics = Statistics.empty(base, options.settings, options.splits, sites)
-            statistics.provenance = {"model": Path(model_path).name, "corpora": [corpus.name for corpus in corpora]}
+            statistics.provenance = {
+                "model": os.fsencode(Path(model_path).name).decode(errors="replace"),
+                "corpora": [corpus.name for corpus in corpora],
+            }
             statistics.provenance |= {"tokens": 0, "documents": 0, "documents_held_out": 0}
             run = CollectRun(statistics, Position(key), output)
         held_out, parse_special = options.settings.held_out, options.parse_special
-        chunker = Chunker(engine, chat_formatter(engine), options.n_ctx, held_out, parse_special)
+        chunker = Chunker(
+            engine, chat_formatter(engine), options.n_ctx, held_out, parse_special, options.settings.skip_first
+        )
         with run.interruptible():
             # the sums take memory when they are first written to
             size = estimate_bytes(sites, options.splits, base.embedding_length, engine.n_ubatch)
             _log.info("memory for sums and buffers: %.0f MB beside the model", size / 1e6)
-            run.stream(
-                engine,
-                chunker.chunks(interleave(corpora)),
-                tokens=options.tokens,
-                nonfinite=options.nonfinite,
-                checkpoint_seconds=options.checkpoint_seconds,
-                on_progress=on_progress,
-            )
+            try:
+                run.stream(
+                    engine,
+                    chunker.chunks(interleave(corpora), options.tokens),
+                    tokens=options.tokens,
+                    nonfinite=options.nonfinite,
+                    checkpoint_seconds=options.checkpoint_seconds,
+                    on_progress=on_progress,
+                )
+            except CorpusError as error:
+                raise _with_sums_kept(error, run) from error
     complete = not run.interrupted.is_set()
     if complete and run.position.tokens == 0:
         raise CorpusError("the corpora have no tokens", "give a corpus with text")
@@ -150,9 +158,19 @@ def collect(
     return run.statistics, complete
 
 
+def _with_sums_kept(error: CorpusError, run: CollectRun) -> CorpusError:
+    """Save what was summed up before a text that cannot be used, and say how to go on."""
+    hint = f"{error.hint}, or use --errors replace" if isinstance(error, EncodingError) else error.hint
+    if not run.position.tokens:
+        return type(error)(error.message, hint)
+    run.save()
+    return type(error)(f"{error.message}; the sums so far are in {run.output}", f"{hint}; then go on with --resume")
+
+
 def _key(corpora: Sequence[Corpus], options: CollectOptions) -> dict[str, Any]:
     return {
-        "corpora": [asdict(corpus) for corpus in corpora],
+        # how bytes that are not UTF-8 are read may change: the digest tells whether the text so far is the same
+        "corpora": [{"source": corpus.source, "document_chars": corpus.document_chars} for corpus in corpora],
         "n_ctx": options.n_ctx,
         "n_ubatch": options.n_ubatch,
         "splits": sorted(set(options.splits)),

@@ -194,17 +194,18 @@ class CollectRun:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let Ctrl-C end the run after the current decode; a second one works as ever."""
+        """Let Ctrl-C and SIGTERM end the run after the current decode; a second one works as ever."""
 
-        def stop(_number: int, _frame: Any) -> None:
+        def stop(number: int, _frame: Any) -> None:
             self.interrupted.set()
-            signal.signal(signal.SIGINT, previous)
+            signal.signal(number, previous[signal.Signals(number)])
 
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread can have a handler
             return
-        previous = signal.signal(signal.SIGINT, stop)
+        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)

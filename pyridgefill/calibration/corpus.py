@@ -9,13 +9,14 @@ import codecs
 import hashlib
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pyridgefill.calibration.builtin_corpora import BUILTIN, builtin_documents
-from pyridgefill.errors import CorpusError
+from pyridgefill.errors import CorpusError, EncodingError
 
 _READ_BYTES = 1 << 20
 
@@ -60,8 +61,8 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        """What maps files store: no path."""
-        return Path(self.source).name
+        """What maps files store: no path; bytes that are not UTF-8 are U+FFFD."""
+        return os.fsencode(Path(self.source).name).decode(errors="replace")
 
     def check(self) -> None:
         """Raise a CorpusError if the source does not exist, before anything costly is done."""
@@ -84,7 +85,7 @@ class Corpus:
             return
         self.check()
         path = Path(self.source)
-        stream = _chats(path, self.errors) if path.suffix == ".jsonl" else self._texts(path)
+        stream = _chats(path, self.errors) if path.suffix.lower() == ".jsonl" else self._texts(path)
         empty = True
         for document in stream:
             empty = False
@@ -127,8 +128,8 @@ def _decoded(path: Path, errors: str) -> Iterator[str]:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 at = offset - pending + error.start
-                raise CorpusError(
-                    f"{path}: byte {at} is not UTF-8 text: {error.reason}", "convert the file, or use --errors replace"
+                raise EncodingError(
+                    f"{path}: byte {at} is not UTF-8 text: {error.reason}", "convert the file"
                 ) from error
             if offset == 0:
                 text = text.removeprefix("\ufeff")
@@ -179,9 +180,21 @@ def _chat(path: Path, number: int, line: str) -> Document:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise CorpusError(f"{path}: line {number}: not JSON: {error}", hint) from error
+    except RecursionError as error:
+        raise CorpusError(f"{path}: line {number}: brackets in too many brackets", hint) from error
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not messages:
         raise CorpusError(f"{path}: line {number}: expected a non-empty list 'messages'", hint)
     if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
         raise CorpusError(f"{path}: line {number}: expected messages with a 'role'", hint)
-    return Document(f"{path.name}:{number}", messages=tuple(messages), tools=tuple(record.get("tools") or ()))
+    tools = record.get("tools")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise CorpusError(
+            f"{path}: line {number}: expected 'tools' to be a list of objects", 'like {"type": "function", ...}'
+        )
+    document = Document(f"{path.name}:{number}", messages=tuple(messages), tools=tuple(tools or ()))
+    try:
+        document.digest()
+    except RecursionError as error:
+        raise CorpusError(f"{path}: line {number}: brackets in too many brackets", hint) from error
+    return document

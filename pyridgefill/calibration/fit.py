@@ -86,6 +86,11 @@ def fit_maps(
     maps: list[SiteMap] = []
     for item, sites in work:
         problem = RidgeProblem(item.fit, item.held, bias=options.bias)
+        if not problem.mean_eigenvalue > 0:
+            raise StatisticsError(
+                f"split {item.split}: the input of layer {item.split} is the same in all {item.fit.rows} rows to fit",
+                "check the model and the text, and collect again",
+            )
         for site in sites:
             maps.append(_fit_site(problem, item, site, options))
             progress(len(maps), total)

@@ -135,8 +135,9 @@ class Statistics:
         self, item: SplitStatistics, features: Array, usable: npt.NDArray[np.bool_], chunk: int
     ) -> npt.NDArray[np.bool_]:
         norms = np.sqrt(np.einsum("ij,ij->i", features, features))
-        item.norms.add(norms[usable])
-        if not usable.any():
+        # rows without a norm would pull the median to zero, and all others would be massive
+        item.norms.add(norms[usable & (norms > 0)])
+        if not item.norms.counts.any():
             return usable
         massive: npt.NDArray[np.bool_] = usable & (norms > self.settings.massive_ratio * item.norms.median())
         item.massive.add(int(massive.sum()), [chunk])

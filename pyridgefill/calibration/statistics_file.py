@@ -44,7 +44,7 @@ def write_statistics(path: str | os.PathLike[str], statistics: Statistics) -> No
             for split, item in statistics.splits.items()
         ],
     }
-    arrays: dict[str, Any] = {"header": np.frombuffer(json.dumps(header, ensure_ascii=False).encode(), dtype=np.uint8)}
+    arrays: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)}
     for split, item in statistics.splits.items():
         arrays[f"{split}.norms"] = item.norms.counts
         for part, sums in (("fit", item.fit), ("held", item.held)):

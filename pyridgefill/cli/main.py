@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -96,6 +97,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the command line."""
+    # an exit like any other, so that temporary files are deleted
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     sys.exit(run(sys.argv[1:]))
 
 

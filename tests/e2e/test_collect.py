@@ -25,7 +25,7 @@ from pyridgefill.calibration.sums import Settings
 from pyridgefill.chat import chat_formatter
 from pyridgefill.engine import Engine
 from pyridgefill.errors import CorpusError, ModelError, StatisticsError
-from pyridgefill.maps import Site, read_base_model
+from pyridgefill.maps import Site, read_base_model, read_maps, write_maps
 
 ARRAYS = ("xx", "yx", "x", "y", "yy")
 
@@ -155,6 +155,49 @@ def test_resume_checks_options_and_text(workshop, tmp_path, corpus) -> None:
     Path(corpus.source).write_text("changed" + text)
     with pytest.raises(StatisticsError, match="the corpora differ from the checkpoint's"):
         collect(model, [corpus], path, options(3, tokens=2000), resume=True)
+
+
+def test_resume_checks_the_model(workshop, tmp_path, corpus) -> None:
+    path = tmp_path / "sums.npz"
+    collect(workshop.model("llama"), [corpus], path, options(3, tokens=1000))
+    with pytest.raises(StatisticsError, match=r"sums\.npz: collected from another model: weights: expected"):
+        collect(workshop.model("llama", 1), [corpus], path, options(3, tokens=2000), resume=True)
+
+
+def test_a_bad_byte_late_in_the_text_keeps_the_sums(workshop, tmp_path, corpus, monkeypatch) -> None:
+    monkeypatch.setattr("pyridgefill.calibration.corpus._READ_BYTES", 1000)
+    good, late = Path(corpus.source).read_bytes()[:3000], tmp_path / "late.txt"
+    late.write_bytes(good + b"\xff" + good)
+    model, path = workshop.model("llama"), tmp_path / "sums.npz"
+    strict, replacing = (Corpus(str(late), errors, 250) for errors in ("strict", "replace"))  # type: ignore[arg-type]
+    with pytest.raises(
+        CorpusError, match=r"byte 3000 is not UTF-8.*the sums so far are in .*--errors replace.*--resume"
+    ):
+        collect(model, [strict], path, options(3))
+    assert read_statistics(path).provenance["tokens"] > 500
+    resumed, complete = collect(model, [replacing], path, options(3), resume=True)
+    straight, _ = collect(model, [replacing], tmp_path / "straight.npz", options(3))
+    assert complete
+    assert_same_bits(straight, resumed)
+
+
+def test_a_bad_byte_at_the_start(workshop, tmp_path) -> None:
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    with pytest.raises(CorpusError, match=r"byte 0 is not UTF-8 text.*or use --errors replace\)$"):
+        collect(workshop.model("llama"), [Corpus(str(tmp_path / "bad.txt"))], tmp_path / "sums.npz", options(3))
+    assert not (tmp_path / "sums.npz").exists()
+
+
+def test_names_that_are_not_utf8(workshop, tmp_path, corpus) -> None:
+    model, text = tmp_path / os.fsdecode(b"m\xff.gguf"), tmp_path / os.fsdecode(b"t\xff.txt")
+    model.write_bytes(workshop.model("llama").read_bytes())
+    text.write_bytes(Path(corpus.source).read_bytes())
+    sums, maps = tmp_path / os.fsdecode(b"s\xff.npz"), tmp_path / os.fsdecode(b"o\xff.gguf")
+    statistics, _ = collect(model, [Corpus(str(text), document_chars=250)], sums, options(3, tokens=1000))
+    collect(model, [Corpus(str(text), document_chars=250)], sums, options(3, tokens=1500), resume=True)
+    assert read_statistics(sums).provenance["corpora"] == ["t\ufffd.txt"]
+    write_maps(maps, fit_maps(statistics, FitOptions(damping=0.1)))
+    assert read_maps(maps).calibration.corpora == ("t\ufffd.txt",)
 
 
 def test_more_tokens_can_be_added_later(workshop, tmp_path, corpus) -> None:

@@ -90,3 +90,18 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     for bad in (Path(__file__), tmp_path / "none.gguf"):
         with pytest.raises(ModelError, match=bad.name):
             read_base_model(bad)
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyridgefill.maps import base
+
+    opened: list[Path] = []
+    whole = base.GGUFFile
+    monkeypatch.setattr(base, "GGUFFile", lambda path, error: opened.append(path) or whole(path, error))
+    path = write_model(tmp_path / "model.gguf", tokens=["a", "b"])
+    first = read_base_model(path)
+    assert read_base_model(str(path)) == first
+    assert len(opened) == 1
+    write_model(path, tokens=["a", "c"])
+    assert read_base_model(path).vocab_hash != first.vocab_hash
+    assert len(opened) == 2

@@ -88,3 +88,30 @@ def test_digest_depends_on_tokens_order_and_set() -> None:
     a, b = Chunk(0, (1, 2), 0, False), Chunk(1, (3,), 0, False)
     values = {digest(a, b), digest(b, a), digest(a), digest(Chunk(0, (1, 2), 0, True), b), digest()}
     assert len(values) == 5
+
+
+def test_some_document_is_held_out_in_every_text() -> None:
+    documents = [Document("a", text=f"document {number}") for number in range(8)]
+    for share in (1e-9, 0.1, 0.5):
+        for start in range(5):
+            found = Chunker(Letters(1), roles, 64, share).chunks(documents[start:])
+            held = {chunk.document for chunk in found if chunk.held_out}
+            assert held & {0, 1}, "no later than the second"
+    assert not any(chunk.held_out for chunk in Chunker(Letters(1), roles, 64, 0.0).chunks(documents))
+
+
+@pytest.mark.parametrize(
+    ("documents", "limit", "message"),
+    [
+        ([Document("a", text="one document only")], None, "no held-out rows: the text is one document"),
+        ([Document("a", text="x" * 40), Document("b", text="y" * 40)], 20, "no held-out rows: the first 20 tokens"),
+        # the second document is shorter than what is left out of each chunk
+        ([Document("a", text="x" * 40), Document("b", text="y")], None, "no held-out rows"),
+    ],
+)
+def test_text_without_held_out_rows_is_refused_before_it_is_used(
+    documents: list[Document], limit: int | None, message: str
+) -> None:
+    stream = Chunker(Letters(1), roles, 8, 1e-9, skip_first=4).chunks(documents, limit)
+    with pytest.raises(CorpusError, match=message):
+        next(stream)

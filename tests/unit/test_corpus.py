@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,11 @@ def test_chat_records(tmp_path: Path) -> None:
         ('{"messages": []}', "line 2: expected a non-empty list"),
         ('{"messages": [{"content": "x"}]}', "line 2: expected messages with a 'role'"),
         ('{"text": "x"}', "line 2: expected a non-empty list"),
+        ('{"messages": [{"role": "user"}], "tools": 5}', "line 2: expected 'tools' to be a list of objects"),
+        ('{"messages": [{"role": "user"}], "tools": "abc"}', "line 2: expected 'tools'"),
+        ('{"messages": [{"role": "user"}], "tools": {"a": 1}}', "line 2: expected 'tools'"),
+        ('{"messages": [{"role": "user"}], "tools": ["a"]}', "line 2: expected 'tools'"),
+        ("[" * 100_000 + "]" * 100_000, "line 2: brackets in too many brackets"),
     ],
 )
 def test_bad_chat_record_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -110,6 +117,22 @@ def test_bad_chat_record_is_named(tmp_path: Path, line: str, message: str) -> No
     path.write_text('{"messages": [{"role": "user", "content": "x"}]}\n' + line)
     with pytest.raises(CorpusError, match=rf"chat\.jsonl: {message}"):
         list(Corpus(str(path)).documents())
+
+
+@pytest.mark.parametrize("depth", [900, 985, 1000])
+def test_deep_records_are_read_or_named(tmp_path: Path, depth: int) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": ' + "[" * depth + "]" * depth + "}]}")
+    with suppress(CorpusError):
+        (document,) = Corpus(str(path)).documents()
+        assert document.is_held_out(1.0)
+
+
+def test_the_ending_may_be_written_in_capitals(tmp_path: Path) -> None:
+    path = tmp_path / "chat.JSONL"
+    path.write_text('{"messages": [{"role": "user", "content": "x"}]}')
+    (document,) = Corpus(str(path)).documents()
+    assert document.messages
 
 
 def test_held_out_documents_depend_on_content_only() -> None:
@@ -131,6 +154,7 @@ def test_interleaving_takes_turns(tmp_path: Path) -> None:
 
 def test_names_hold_no_path(tmp_path: Path) -> None:
     assert Corpus(str(tmp_path / "book.txt")).name == "book.txt"
+    assert Corpus(os.fsdecode(b"/folder/b\xff.txt")).name == "b\ufffd.txt"
 
 
 @pytest.mark.parametrize("name", BUILTIN)

@@ -146,3 +146,18 @@ def test_unknown_split_and_target() -> None:
     only.add_block(activations(100, 2), held_out=True)
     with pytest.raises(StatisticsError, match="target 'input' was not collected"):
         fit_maps(only, FitOptions(target="input"))
+
+
+def test_features_that_do_not_vary_are_named() -> None:
+    values, held = activations(100, 1), activations(30, 2)
+    values[Site(3, "input", WIDTH)][:] = 0
+    with pytest.raises(StatisticsError, match="split 3: the input of layer 3 is the same in all 100 rows"):
+        fit_maps(collected(values, held))
+    assert fit_maps(collected(values, held), splits=[2]).maps
+
+
+def test_a_rank_that_no_map_can_have_is_found_before_any_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyridgefill.calibration.ridge.RidgeProblem.solve", None)
+    statistics = collected(activations(100, 1), activations(30, 2))
+    with pytest.raises(StatisticsError, match=r"2\.blk\.3\.attn_k: rank 4, expected less than 4"):
+        fit_maps(statistics, FitOptions(rank=4))

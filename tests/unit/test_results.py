@@ -96,3 +96,9 @@ def test_memory_only() -> None:
 
 def test_plain() -> None:
     assert plain({"a": (1.23456789, math.inf), 2: [True, None, "x"]}) == {"a": [1.23457, None], "2": [True, None, "x"]}
+
+
+def test_names_that_are_not_utf8(tmp_path) -> None:
+    path = tmp_path / "results.jsonl"
+    ResultFile(path).add({"maps": "bad\udcff.gguf"}, {"value": 1}, {})
+    assert ResultFile(path).find({"maps": "bad\udcff.gguf"}) == {"value": 1}

@@ -98,6 +98,16 @@ def test_massive_rows_are_left_out_of_their_split_only() -> None:
     assert (statistics.splits[2].fit.rows, statistics.splits[3].fit.rows) == (200, 198)
 
 
+def test_rows_without_a_norm_do_not_make_others_massive() -> None:
+    values = activations(200, seed=4)
+    values[Site(2, "input", WIDTH)][:120] = 0
+    statistics = collected(values)
+    assert statistics.splits[2].massive.rows == 0
+    assert statistics.splits[2].fit.rows == 200
+    values[Site(2, "input", WIDTH)][:] = 0
+    assert collected(values).splits[2].massive.rows == 0
+
+
 def test_nonfinite_rows_are_counted_by_layer_and_left_out() -> None:
     values = activations(30, seed=5)
     clean = collected(part(values, 0, 29))
@@ -142,6 +152,13 @@ def test_file_keeps_every_bit(tmp_path: Path) -> None:
     assert again.progress == statistics.progress
     assert again.splits[2].sites == statistics.splits[2].sites
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
+
+
+def test_names_that_are_not_utf8_survive(tmp_path: Path) -> None:
+    statistics = collected(activations(20, 1))
+    statistics.provenance = {"model": "bad\udcff.gguf"}
+    write_statistics(tmp_path / "sums.npz", statistics)
+    assert read_statistics(tmp_path / "sums.npz").provenance == statistics.provenance
 
 
 def test_a_summary_tells_model_splits_and_targets(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ class ResultFile:
         with self.path.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             _cut_half_line(file)
-            file.write(line.encode() + b"\n")
+            # half of a pair of code units, which a file name can have, is written as its escape
+            file.write(line.encode(errors="backslashreplace") + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
