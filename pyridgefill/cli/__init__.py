@@ -1,7 +1,1 @@
-"""The `pyridgefill` command."""
-
-from __future__ import annotations
-
-from pyridgefill.cli.main import app, main
-
-__all__ = ["app", "main"]
+"""The commands of `pyridgefill`, see `pyridgefill.__main__`."""

@@ -68,6 +68,8 @@ def parse_list(option: str, text: str, item: Callable[[str], _Item], expected: s
     """
     try:
         return tuple(dict.fromkeys(item(part.strip()) for part in text.split(",")))
+    except UsageError:
+        raise
     except ValueError as error:
         raise UsageError(f"{option} {text!r}: expected {expected}") from error
 

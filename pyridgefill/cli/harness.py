@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from pathlib import Path
 
 import typer
+
+from pyridgefill.errors import UsageError
 
 
 def lm_eval(context: typer.Context) -> None:
@@ -15,4 +19,11 @@ def lm_eval(context: typer.Context) -> None:
     from lm_eval.__main__ import cli_evaluate
 
     sys.argv = ["lm-eval", *context.args]
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except (ValueError, TypeError, OSError) as error:
+        # of the harness's own options: unknown tasks, files that are no configuration
+        place = traceback.extract_tb(error.__traceback__)[-1].filename
+        if Path(place).parent.name not in ("config", "_cli"):
+            raise
+        raise UsageError(f"lm-eval: {error}", "lm-eval ls tasks shows what there is") from error

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-import signal
+import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -63,8 +63,20 @@ def options(
     """Predict what a model's upper layers write into the KV cache, so that long prompts start sooner."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; errors go to stderr in one line."""
+def run(arguments: Sequence[str], *, interrupted: Callable[[], bool] = lambda: False) -> int:
+    """Run one command and return its exit code; errors go to stderr in one line.
+
+    Parameters
+    ----------
+    arguments
+        Without the program's name.
+    interrupted
+        Whether Ctrl-C was pressed, which may come back as another error.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # a console that lacks a character must not end a command that has written its file
+            stream.reconfigure(errors="backslashreplace")
     debug = "--debug" in arguments[:1]
     try:
         result = typer.main.get_command(app)(args=list(arguments), prog_name="pyridgefill", standalone_mode=False)
@@ -75,6 +87,8 @@ def run(arguments: Sequence[str]) -> int:
             message = "a command is missing"
         return _fail(message or "a command is missing", error.exit_code, hint="see --help")
     except RidgeFillError as error:
+        if interrupted() and not isinstance(error, Interrupted):
+            return _fail("interrupted", 130)
         if debug:
             raise
         return _fail(str(error), next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1))
@@ -87,19 +101,14 @@ def run(arguments: Sequence[str]) -> int:
             raise
         return _fail(f"{type(error).__name__}: {error}", 1)
     except Exception as error:
+        if interrupted():
+            return _fail("interrupted", 130)
         if debug:
             raise
         return _fail(f"unexpected {type(error).__name__}: {error}", 1, hint="run pyridgefill --debug ... and report it")
     if result == 130:
         return _fail("interrupted", 130)  # typer's own handling of Ctrl-C says nothing
     return result if isinstance(result, int) else 0
-
-
-def main() -> None:
-    """Run the command line."""
-    # an exit like any other, so that temporary files are deleted
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    sys.exit(run(sys.argv[1:]))
 
 
 def _fail(message: str, code: int, hint: str = "") -> int:

@@ -236,7 +236,7 @@ def test_chat_tokens_are_those_of_the_template(smollm2) -> None:
 
 
 def command(*arguments: object) -> list[str]:
-    program = "import sys; from pyridgefill.cli import main; sys.argv[0] = 'pyridgefill'; main()"
+    program = "import sys; from pyridgefill.__main__ import main; sys.argv[0] = 'pyridgefill'; main()"
     return [sys.executable, "-c", program, *map(str, arguments)]
 
 

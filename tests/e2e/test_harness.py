@@ -225,10 +225,10 @@ def test_chat_template(made: Any) -> None:
 ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "batch": ({"batch_size": 8}, "one prompt at a time"),
     "device": ({"device": "cuda"}, "device 'cuda'"),
-    "text": ({"sink": "many"}, "RidgeFillConfig.sink: expected a number, found 'many'"),
+    "text": ({"sink": "many"}, "RidgeFillConfig.sink: expected a whole number, found 'many'"),
     "unknown": ({"tial": 64}, "model argument 'tial' is not known"),
     "exact": ({"maps": False, "tail": 64}, "tail with maps=false"),
-    "value": ({"tail": 0}, "expected at least 1, found 0"),
+    "value": ({"tail": 0}, "expected 1 to 2147483647, found 0"),
     "maps": ({"maps": "none.gguf"}, "no such maps file"),
 }
 
@@ -247,3 +247,9 @@ def test_the_command(smollm2: Path, folder: Path, capsys: pytest.CaptureFixture[
     command = ["lm-eval", "--model", "ridgefill", "--model_args", arguments, "--tasks", "recall"]
     assert run([*command, "--include_path", str(folder), "--limit", "1"]) == 0
     assert "exact_match" in capsys.readouterr().out
+
+
+def test_unknown_tasks_are_wrong_usage(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["lm-eval", "run", "--model", "ridgefill", "--model_args", f"model={smollm2}", "--tasks", "nope"]
+    assert run(arguments) == 2
+    assert "error: lm-eval: Tasks not found: nope" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -225,3 +226,47 @@ def test_the_module_is_the_command() -> None:
 @pytest.mark.parametrize("option", ["--baseline", "--statistics", "--seed"])
 def test_bench_has_no_option_that_it_does_not_use(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"No such option: {option}" in output(capsys, "bench", "m.gguf", "maps.gguf", option, "1", code=2)[1]
+
+
+def command(*arguments: object, code: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command in a process of its own, after some code."""
+    program = f"import sys\n{code}\nfrom pyridgefill.__main__ import main\nmain()"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **environment}
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, env=env, check=False
+    )
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "ascii"])
+def test_a_console_that_lacks_characters(tmp_path: Path, sums: Path, encoding: str) -> None:
+    maps = tmp_path / "Ω.gguf"
+    made = command("fit", sums, "-o", maps, PYTHONIOENCODING=encoding)
+    assert made.returncode == 0, made.stderr
+    assert b"cholesky" in made.stdout
+    shown = command("inspect", maps, "--json", "-", PYTHONIOENCODING=encoding)
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["path"] == str(maps)
+    refused = command("fit", sums, "-o", tmp_path / "Ω" / "m.gguf", PYTHONIOENCODING=encoding)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(b"error: ")
+
+
+INTERRUPTED_IMPORT = """
+import importlib.abc, signal
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "{module}":
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                raise ImportError("initialization failed")
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
+@pytest.mark.parametrize("module", ["numpy", "safetensors"])  # loaded at the start, and within a command
+def test_ctrl_c_while_modules_are_loaded(tmp_path: Path, model: Path, module: str) -> None:
+    save_file({"2.blk.3.input.weight": np.eye(8, dtype=np.float32)}, tmp_path / "arrays.safetensors")
+    arguments = ["pack", tmp_path / "arrays.safetensors", "--model", model, "-o", tmp_path / "m.gguf"]
+    done = command(*arguments, code=INTERRUPTED_IMPORT.format(module=module))
+    assert (done.returncode, done.stderr) == (130, b"error: interrupted\n")
