@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
+
+from pyridgefill.files import remove_unfinished
 
 
 class Interrupts:
@@ -23,8 +26,7 @@ def main() -> None:
     interrupts = Interrupts()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupts)
-    # an exit like any other, so that temporary files are deleted
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         from pyridgefill.cli.main import run
     except (KeyboardInterrupt, ImportError):
@@ -33,6 +35,13 @@ def main() -> None:
         print("error: interrupted", file=sys.stderr)
         sys.exit(130)
     sys.exit(run(sys.argv[1:], interrupted=lambda: interrupts.seen))
+
+
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    # no exception: one that is raised while the library calls back would be lost
+    remove_unfinished()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from pyridgefill.calibration.fit import FitOptions, check_rank, fit_maps, warn_u
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.engine import Engine
 from pyridgefill.errors import CorpusError, Interrupted
-from pyridgefill.files import check_output
+from pyridgefill.files import check_output, temporary_folder
 from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
 from pyridgefill.maps.base import candidate_splits
 from pyridgefill.maps.model import Target
@@ -169,8 +168,8 @@ def calibrate(
         progress=lambda done, total: on_step(Step("fit", done, total)),
     )
     # a folder of its own: another run may write to the same output
-    with tempfile.TemporaryDirectory(prefix=".ridgefill-", dir=output.parent) as folder:
-        path = Path(folder) / "maps.gguf"
+    with temporary_folder(output) as folder:
+        path = folder / "maps.gguf"
         if selects or trials:
             write_maps(path, maps, weight_type=weight_type)
         maps, tried = measure(

@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyridgefill.errors import CorpusError, RidgeFillError, UsageError
+
+# files and folders that are deleted when the work is done, or ends early
+_unfinished: set[Path] = set()
 
 # the output of `--json -`
 STDOUT = Path("-")
@@ -128,6 +133,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         target = _target(Path(path))
         temporary = _temporary(target)
+        _unfinished.add(temporary)
         try:
             yield temporary
             with temporary.open("rb+") as file:
@@ -137,5 +143,26 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             # where nothing can be written, nothing is there to delete
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+            _unfinished.discard(temporary)
     except OSError as error:
         raise _cannot_write(Path(path), error) from error
+
+
+@contextmanager
+def temporary_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Make a folder of a name of its own beside `path`, and delete it with what is in it."""
+    folder = Path(tempfile.mkdtemp(prefix=".ridgefill-", dir=Path(path).resolve().parent))
+    _unfinished.add(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _unfinished.discard(folder)
+
+
+def remove_unfinished() -> None:
+    """Delete what `replacing` and `temporary_folder` have not deleted yet; for a process that must end now."""
+    for path in list(_unfinished):
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)

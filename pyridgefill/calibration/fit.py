@@ -146,7 +146,7 @@ def _split(statistics: Statistics, split: int, options: FitOptions) -> SplitStat
     if item.held.rows == 0 and options.damping is None:
         raise StatisticsError(
             f"split {split}: no held-out rows to choose the damping with",
-            "collect more text, or fit these sums with --damping",
+            "collect more text, or give pyridgefill fit a --damping",
         )
     return item
 

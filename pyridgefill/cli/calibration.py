@@ -38,6 +38,7 @@ from pyridgefill.errors import Interrupted
 from pyridgefill.files import check_output
 from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
+from pyridgefill.maps.write import check_weight_type
 
 if TYPE_CHECKING:
     from pyridgefill.selection.propose import Trial
@@ -159,6 +160,7 @@ def fit(
     loaded = read_statistics(statistics)
     chosen = None if splits == "all" else common.parse_splits(splits, loaded.base.block_count)
     options = FitOptions(common.choice("--target", target, TARGETS), rank, bias, damping)
+    check_weight_type(weight_type, loaded.base.embedding_length, rank)
     with steps() as show:
         maps = fit_maps(
             loaded,

@@ -149,7 +149,7 @@ def test_conflicts_are_found_before_the_first_token(workshop: Any, tmp_path: Pat
 
 
 def command(*arguments: object) -> subprocess.Popen[str]:
-    program = "import sys; from pyridgefill.cli import main; sys.argv[0] = 'pyridgefill'; main()"
+    program = "import sys; from pyridgefill.__main__ import main; sys.argv[0] = 'pyridgefill'; main()"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)], stderr=subprocess.PIPE, text=True, env=environment
@@ -178,7 +178,7 @@ def test_a_terminated_run_leaves_nothing_temporary(workshop: Any, tmp_path: Path
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM, err
+    assert process.returncode == -signal.SIGTERM, err
     names = {item.name for item in tmp_path.iterdir()}
     assert names == {"letters.txt", "maps.gguf.statistics.npz", "model.gguf"}
 
