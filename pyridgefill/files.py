@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -151,9 +150,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 @contextmanager
 def temporary_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Make a folder of a name of its own beside `path`, and delete it with what is in it."""
-    folder = Path(tempfile.mkdtemp(prefix=".ridgefill-", dir=Path(path).resolve().parent))
+    folder = Path(path).resolve().parent / f".ridgefill-{secrets.token_hex(8)}"
     _unfinished.add(folder)
     try:
+        folder.mkdir(mode=0o700)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
