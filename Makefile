@@ -95,7 +95,7 @@ wheel: $(VENV)/.package
 
 $(MODELS)/%.gguf: | $(VENV)/.package
 	mkdir -p $(@D)
-	$(PY) -m pyridgefill.models $* --output $@
+	$(PY) -m pyridgefill fetch-model $* --output $@
 
 models: $(MODELS)/smollm2.gguf
 

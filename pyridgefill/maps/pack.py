@@ -1,17 +1,13 @@
-"""Map sets from arrays that were fitted elsewhere, and baselines that predict the mean or nothing."""
+"""Map sets from arrays that were fitted elsewhere."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-import numpy as np
-
-from pyridgefill.calibration.statistics import Statistics
 from pyridgefill.errors import MapsError
 from pyridgefill.maps.base import BaseModel
-from pyridgefill.maps.model import FeatureNorm, MapSet, Recommended, RowSource, Site, SiteMap, Split, Target
+from pyridgefill.maps.model import FeatureNorm, MapSet, Recommended, RowSource, SiteMap, Split
 
 _KEY = re.compile(r"(?:ridgefill\.)?(\d+)\.blk\.(\d+)\.(.+)\.(weight|weight_a|weight_b|bias)")
 
@@ -75,37 +71,3 @@ def maps_from_arrays(
     )
     result.validate()
     return result
-
-
-def constant_maps(
-    statistics: Statistics, target: Target, splits: Sequence[int], *, mean: bool, recommended: Recommended
-) -> MapSet:
-    """The baselines `mean` (each site's mean over the fitted rows) and `zero`: no weight, only that bias.
-
-    Raises
-    ------
-    MapsError
-        If a split or the target was not collected.
-    """
-    maps = []
-    for split in splits:
-        item = statistics.splits.get(split)
-        sites = [] if item is None else [site for site in item.sites if (site.name == "input") == (target == "input")]
-        if item is None or not sites:
-            raise MapsError(f"split {split}: target {target!r} was not collected", "collect it first")
-        for site in sites:
-            value = item.fit.y[item.columns(site)] / max(item.fit.rows, 1) if mean else np.zeros(site.width)
-            maps.append(_constant(split, site, value, statistics.base, "mean" if mean else "zero"))
-    return MapSet(
-        base=statistics.base,
-        splits=tuple(Split(split, target) for split in splits),
-        maps=tuple(maps),
-        feature_norm=statistics.settings.feature_norm,
-        feature_norm_eps=statistics.settings.feature_norm_eps,
-        recommended=recommended,
-    )
-
-
-def _constant(split: int, site: Site, value: Any, base: BaseModel, solver: str) -> SiteMap:
-    weight = np.zeros((site.width, base.embedding_length), dtype=np.float32)
-    return SiteMap(split, site.layer, site.name, weight=weight, bias=value.astype(np.float32), solver=solver)

@@ -85,7 +85,7 @@ def folder(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = read_base_model(smollm2)
     identity = identity_maps(base, [SPLIT])
     write_maps(folder / "identity.gguf", identity, weight_type="f32")
-    write_maps(folder / "zero.gguf", zero_maps(identity, SPLIT), weight_type="f32")
+    write_maps(folder / "zero.gguf", zero_maps(identity), weight_type="f32")
     recall = [
         {
             "text": f"The code of {city} is {code}. {FILLER}Which code is that of {city}? The code of {city} is",

@@ -111,7 +111,8 @@ def test_pack_baselines(tmp_path: Path, model: Path, sums: Path, capsys: pytest.
     output(capsys, "pack", "zero", "--statistics", sums, "--splits", "3", "-o", path)
     maps = read_maps(path)
     assert {entry.split for entry in maps.maps} == {3}
-    assert not any(entry.bias[:].any() for entry in maps.maps)  # type: ignore[index]
+    assert not any(entry.weight[:].any() for entry in maps.maps)  # type: ignore[index]
+    assert not any(entry.bias for entry in maps.maps)
 
 
 ERRORS = {

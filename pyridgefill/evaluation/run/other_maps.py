@@ -10,12 +10,12 @@ from pyridgefill import defaults
 from pyridgefill.calibration.builtin_corpora import DEFAULT_CORPORA
 from pyridgefill.calibration.collect import CollectOptions, collect
 from pyridgefill.calibration.corpus import Corpus
+from pyridgefill.calibration.means import mean_maps
 from pyridgefill.calibration.statistics_file import read_statistics
 from pyridgefill.errors import Interrupted
 from pyridgefill.evaluation.run.way import Recipe, Way
 from pyridgefill.files import file_name
 from pyridgefill.maps import MapSet, Recommended, identity_maps, read_maps, write_maps, zero_maps
-from pyridgefill.maps.pack import constant_maps
 
 
 class OtherMaps(Way):
@@ -57,7 +57,7 @@ class Zero(OtherMaps):
     @classmethod
     def make_maps(cls, stored: MapSet, split: int, recipe: Recipe) -> tuple[MapSet, dict[str, Any]]:  # noqa: ARG003
         """Of the sites that the stored maps fill."""
-        return zero_maps(stored, split), {}
+        return zero_maps(stored.keep([split], replace(stored.recommended, split=split))), {}
 
 
 class Mean(OtherMaps):
@@ -83,5 +83,5 @@ class Mean(OtherMaps):
             if not complete:
                 raise Interrupted("interrupted", "finished results are kept, run the same command again")
             source = "built-in"
-        made = constant_maps(statistics, target, [split], mean=True, recommended=stored.recommended)
+        made = mean_maps(statistics, target, [split], stored.recommended)
         return made, {"statistics": source}

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from pyridgefill.calibration.fit import DEFAULT_RECOMMENDED
+from pyridgefill.calibration.means import mean_maps
 from pyridgefill.calibration.statistics_file import read_statistics
 from pyridgefill.cli import common
 from pyridgefill.cli.common import (
@@ -23,10 +24,10 @@ from pyridgefill.cli.common import (
 )
 from pyridgefill.errors import RidgeFillError, UsageError
 from pyridgefill.files import check_output
-from pyridgefill.maps import MapSet, identity_maps, read_base_model, read_maps, write_maps
+from pyridgefill.maps import MapSet, identity_maps, read_base_model, read_maps, write_maps, zero_maps
 from pyridgefill.maps.arrays import open_arrays
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
-from pyridgefill.maps.pack import constant_maps, maps_from_arrays
+from pyridgefill.maps.pack import maps_from_arrays
 from pyridgefill.words import size
 
 BASELINES = ("identity", "mean", "zero")
@@ -45,13 +46,15 @@ def pack(
 ) -> None:
     """Write a maps file from arrays, or a baseline to compare maps with."""
     check_output(output, json_file, inputs=(source, model, statistics))
+    common.choice("--target", target, TARGETS)
+    common.choice("--feature-norm", feature_norm, FEATURE_NORMS)
     if source in ("mean", "zero"):
         if statistics is None:
             raise UsageError(f"{source}: the sites are not known", "give --statistics, made by collect")
         sums = read_statistics(statistics)
         chosen = tuple(sums.splits) if splits == "auto" else common.parse_splits(splits, sums.base.block_count)
-        checked = common.choice("--target", target, TARGETS)
-        maps = constant_maps(sums, checked, chosen, mean=source == "mean", recommended=DEFAULT_RECOMMENDED)
+        maps = mean_maps(sums, target, chosen, DEFAULT_RECOMMENDED)  # type: ignore[arg-type]  # checked by choice
+        maps = zero_maps(maps) if source == "zero" else maps
     else:
         if source != "identity" and not Path(source).is_file():
             raise RidgeFillError(f"{source}: no such file", f"give arrays, or one of {', '.join(BASELINES)}")
@@ -62,8 +65,7 @@ def pack(
             chosen = common.parse_splits(splits, base.block_count)
             maps = identity_maps(base, chosen, recommended=DEFAULT_RECOMMENDED)
         else:
-            norm = common.choice("--feature-norm", feature_norm, FEATURE_NORMS)
-            maps = maps_from_arrays(base, open_arrays(Path(source)), feature_norm=norm)
+            maps = maps_from_arrays(base, open_arrays(Path(source)), feature_norm=feature_norm)  # type: ignore[arg-type]
     write_maps(output, maps, weight_type=weight_type)
     _show(output, maps, json_file=json_file)
 
