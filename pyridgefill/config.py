@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -16,6 +16,8 @@ from pyridgefill.errors import MapsError, UsageError
 from pyridgefill.maps.base import read_base_model
 from pyridgefill.maps.read import read_maps
 from pyridgefill.spans import Span, parse_span
+
+_log = logging.getLogger(__name__)
 
 # maps files beside a model are called <model without .gguf><suffix>
 MAPS_SUFFIX = ".ridgefill.gguf"
@@ -206,7 +208,7 @@ def find_maps(model_path: str | os.PathLike[str]) -> Path:
                 if read_maps(path).base == base:
                     return path
             except MapsError as error:
-                warnings.warn(f"left out while looking for maps: {error}", stacklevel=2)
+                _log.warning("left out while looking for maps: %s", error)
     looked = ", ".join(map(str, (*places, *folders)))
     raise MapsError(
         f"no maps for {model} (looked for {looked})",

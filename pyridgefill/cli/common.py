@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pyridgefill.errors import UsageError
+from pyridgefill.evaluation.run.results import plain
 from pyridgefill.files import STDOUT, check_output, replacing
 from pyridgefill.machine import describe_machine
 from pyridgefill.maps import WEIGHT_TYPES
@@ -141,6 +142,12 @@ def _check_lines(path: Path | None) -> Path | None:
     return path
 
 
+def _check_budget(budget: float | None) -> float | None:
+    if budget is not None and not 0 < budget <= 1:
+        raise UsageError(f"--budget {budget:g}: expected a share above 0 and up to 1")
+    return budget
+
+
 def _check_type(weight_type: str | None) -> str | None:
     return None if weight_type is None else choice("--type", weight_type, WEIGHT_TYPES)
 
@@ -171,6 +178,10 @@ WeightTypeOption = Annotated[
 SameTypeOption = Annotated[
     str | None,
     typer.Option("--type", callback=_check_type, help=f"Weight type: {', '.join(WEIGHT_TYPES)} [as in the file]."),
+]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option("--budget", callback=_check_budget, help="Share of the filled rows that is selected, up to 1."),
 ]
 TargetOption = Annotated[str, typer.Option("--target", help="What the maps predict: proj or input.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=0, help="0: the CPUs that this process may use.")]
@@ -232,17 +243,7 @@ def print_json(value: Any) -> None:
 
 
 def _json(value: Any, *, ascii_only: bool) -> str:
-    return json.dumps(_plain(value), ensure_ascii=ascii_only, indent=2) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
+    return json.dumps(plain(value), ensure_ascii=ascii_only, indent=2) + "\n"
 
 
 @contextmanager

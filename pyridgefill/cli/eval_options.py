@@ -46,10 +46,7 @@ class EvalOptions:
     tail: Annotated[int, typer.Option("--tail", help="Exact rows at the end; -1: as recommended.")] = -1
     sink: Annotated[int, typer.Option("--sink", help="Exact rows at the start; -1: as recommended.")] = -1
     select: Annotated[str, typer.Option("--select", help="none, stride or attention [as recommended].")] = ""
-    budget: Annotated[
-        float | None,
-        typer.Option("--budget", min=0, help="Selected rows: a share, or a number from 2 [as recommended]."),
-    ] = None
+    budget: common.BudgetOption = None
     heads: Annotated[str, typer.Option("--heads", help="Retrieval heads like 9.6,11.1; else the maps file's.")] = ""
     pool: Annotated[
         str, typer.Option("--pool", help="Rows before and after a row over which its score halves: like 5,5.")

@@ -15,6 +15,7 @@ from pyridgefill.calibration.means import mean_maps
 from pyridgefill.calibration.statistics_file import read_statistics
 from pyridgefill.cli import common
 from pyridgefill.cli.common import (
+    BudgetOption,
     JsonOption,
     MapsArgument,
     OutputOption,
@@ -76,9 +77,7 @@ def repack(
     splits: Annotated[str, typer.Option("--splits", help="Splits that stay: all, recommended, or 12,16.")] = "all",
     split: Annotated[int | None, typer.Option("--split", help="Recommended split.")] = None,
     select: Annotated[str | None, typer.Option("--select", help="Recommended selection: none or attention.")] = None,
-    budget: Annotated[
-        float | None, typer.Option("--budget", help="Recommended share of selected rows, above 0 and up to 1.")
-    ] = None,
+    budget: BudgetOption = None,
     sink: Annotated[int | None, typer.Option("--sink", min=0, help="Recommended number of exact first rows.")] = None,
     tail: Annotated[int | None, typer.Option("--tail", min=1, help="Recommended number of exact last rows.")] = None,
     min_prompt: Annotated[
@@ -90,8 +89,6 @@ def repack(
     """Write maps again, with fewer splits, another weight type, or other recommended settings."""
     check_output(output, json_file, inputs=[maps])
     stored = read_maps(maps)
-    if budget is not None and not 0 < budget <= 1:
-        raise UsageError(f"--budget {budget:g}: expected a share above 0 and up to 1")
     if budget is not None and select == "none":
         raise UsageError("--budget does not go with --select none", "leave out one of them")
     given: dict[str, Any] = {

@@ -271,3 +271,12 @@ def test_ctrl_c_while_modules_are_loaded(tmp_path: Path, model: Path, module: st
     arguments = ["pack", tmp_path / "arrays.safetensors", "--model", model, "-o", tmp_path / "m.gguf"]
     done = command(*arguments, code=INTERRUPTED_IMPORT.format(module=module))
     assert (done.returncode, done.stderr) == (130, b"error: interrupted\n")
+
+
+@pytest.mark.parametrize("budget", ["0", "-0.1", "1.5", "40", "nan"])
+@pytest.mark.parametrize(
+    "arguments", [["repack", "m.gguf", "-o", "n.gguf"], ["eval", "needle", "model.gguf", "m.gguf"]]
+)
+def test_budgets_are_shares(arguments: list[str], budget: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error = output(capsys, *arguments, "--budget", budget, code=2)[1]
+    assert f"--budget {float(budget):g}: expected a share above 0 and up to 1" in error

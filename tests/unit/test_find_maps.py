@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import warnings
+import re
 from pathlib import Path
 
 import pytest
@@ -46,11 +46,11 @@ def test_beside_the_target_of_a_link(model: Path, tmp_path: Path) -> None:
     assert find_maps(link) == own, "the name that was given comes first"
 
 
-def test_a_damaged_file_does_not_end_the_search(model: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_does_not_end_the_search(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     maps = write(tmp_path / "all" / "b.ridgefill.gguf", model)
     (tmp_path / "all" / "a.ridgefill.gguf").write_bytes(maps.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match=r"left out while looking for maps: .*a\.ridgefill\.gguf: tensor .* data ends"):
-        assert find_maps(model) == maps
+    assert find_maps(model) == maps
+    assert re.search(r"left out while looking for maps: .*a\.ridgefill\.gguf: tensor .* data ends", caplog.text)
 
 
 def test_looking_for_maps_decodes_no_weights(
@@ -67,11 +67,9 @@ def test_looking_for_maps_decodes_no_weights(
     monkeypatch.setenv("RIDGEFILL_BIN_PATH", str(tmp_path))
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, arguments: started.append(arguments))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert find_maps(model) == maps
-        assert run(["inspect", str(maps)]) == 0
-        assert run(["serve", str(model), "-c", "99"]) == 0, capsys.readouterr().err
+    assert find_maps(model) == maps
+    assert run(["inspect", str(maps)]) == 0
+    assert run(["serve", str(model), "-c", "99"]) == 0, capsys.readouterr().err
     assert started == [[str(program), "-m", str(model), "--ridgefill-maps", str(maps), "-c", "99"]]
     with pytest.raises(AssertionError, match="a weight was read"):
         run(["--debug", "inspect", str(maps), "--values"])
