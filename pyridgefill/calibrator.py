@@ -48,6 +48,8 @@ class Calibrated:
     @property
     def accepted(self) -> Trial | None:
         """The setting that was as good as the exact model and is now recommended, if one was."""
+        if self.maps.recommended.split is None:
+            return None
         return next((trial for trial in self.trials[1:] if trial.accepted), None)
 
 
@@ -276,9 +278,13 @@ def _with_recommendation(
 
     on_step(Step("settings", 0, total))
     accepted, trials = propose(model, config, heads, splits=splits, on_trial=show, **options)
-    if accepted is None:
-        highest = maps.defaults().split
-        _log.warning("no setting was as good as the exact model: the default is split %d, without selection", highest)
+    exact = trials[0]
+    if accepted is None or exact.hits == 0:
+        reason = "no setting was as good as the exact model"
+        if exact.hits == 0:
+            # as many as none tells nothing of what fill loses
+            reason = f"the exact model itself finds none of {exact.n} needles, so no setting can be recommended"
+        _log.warning("%s: the default is split %d, without selection", reason, maps.defaults().split)
         return maps, trials
     budget = accepted.budget or None
     best = replace(maps.recommended, split=accepted.split, select=accepted.select, budget=budget)

@@ -43,7 +43,7 @@ def corpus(tmp_path: Path) -> Path:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stands in for what finds heads and tries settings, which takes minutes; says what it was asked."""
-    asked: dict[str, Any] = {"accept": None}
+    asked: dict[str, Any] = {"accept": None, "hits": 4}
 
     def find_heads(model: Any, config: Any, *, splits: Any, on_progress: Any, **_options: Any) -> list[RetrievalHead]:
         asked["heads"] = list(splits)
@@ -54,7 +54,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def propose(model: Any, config: Any, heads: Any, *, splits: Any, on_trial: Any, **_options: Any) -> Any:
         asked["settings"] = dict(heads)
         assert Path(config.maps).is_file()
-        trials = [Trial(None, "none", 0.0, 4, 4, 1.0, True)]
+        trials = [Trial(None, "none", 0.0, asked["hits"], 4, 1.0, True)]
         trials += [asked["accept"]] if asked["accept"] else []
         for trial in trials:
             on_trial(trial)
@@ -82,6 +82,18 @@ def test_the_function_measures_and_recommends(
     assert best == Recommended(2, 4, 99, 1024, select="attention", budget=0.1, pool=(5, 5), queries=512)
     assert list(dict.fromkeys(step.name for step in steps)) == ["collect", "fit", "heads", "settings"]
     assert {item.name for item in tmp_path.iterdir()} == {"letters.txt", "maps.gguf"}
+
+
+def test_a_model_that_finds_no_needles_is_no_measure(
+    workshop: Any, tmp_path: Path, corpus: Path, measured: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    measured["accept"] = Trial(2, "none", 0.0, 0, 4, 1.0, True)
+    measured["hits"] = 0
+    path = tmp_path / "maps.gguf"
+    made = pyridgefill.calibrate(workshop.model("llama"), path, corpora=[corpus], splits=[2, 4], **SMALL)
+    assert made.accepted is None
+    assert read_maps(path).defaults().split == 4
+    assert "the exact model itself finds none of 4 needles" in caplog.text
 
 
 @pytest.mark.parametrize("splits", [None, [2, 4]])

@@ -89,7 +89,8 @@ def test_calibrate_recommends(model: Path, tmp_path: Path, capsys: pytest.Captur
     report = json.loads(capsys.readouterr().out)
     assert [split["layer"] for split in report["splits"]] == [2, 3, 4, 5]
     assert report["trials"][0]["split"] is None
-    accepted = [trial for trial in report["trials"][1:] if trial["accepted"]]
+    found = report["trials"][0]["hits"]
+    accepted = [trial for trial in report["trials"][1:] if trial["accepted"] and found]
     recommended = read_maps(maps).recommended
     assert recommended.split == (accepted[0]["split"] if accepted else None)
     assert recommended.select in (("attention", "none") if accepted else (None,))
