@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -136,8 +137,14 @@ def test_other_maps_at_wake_up(kit: Kit, tmp_path: Path) -> None:
         wait_for_sleep(server)
         path.write_bytes(kit.poison("llama", split=5).read_bytes())
         assert server.get("/ridgefill").json() == old  # of the last load, without waking up
-        after = server.complete(PROMPT, True, **FRESH)
+        told = []
+        with ThreadPoolExecutor(1) as pool:
+            waking = pool.submit(server.complete, PROMPT, True, **FRESH)
+            while not waking.done():
+                told.append(server.get("/ridgefill").json())
+        after = waking.result()
         new = server.get("/ridgefill").json()
+        assert all(maps in (old, new) for maps in told)
         assert (before.rows["split"], after.rows["split"]) == (3, 5)
         assert (new["split"], new["splits"]) == (5, [5])
         assert new["hash"] != old["hash"]

@@ -75,3 +75,32 @@ def test_a_folder_with_other_maps(kit: Kit, tmp_path: Path) -> None:
     with kit.serve(None, "--models-dir", tmp_path, "--models-preset", preset, *CHILD) as router:
         assert rows(router, "none") == {}
         assert rows(router, "other")["split"] == 5
+
+
+def test_common_settings_of_selection(kit: Kit, tmp_path: Path) -> None:
+    """They do no harm to a model whose maps recommend no selection."""
+    preset = tmp_path / "models.ini"
+    preset.write_text(
+        "[*]\nridgefill-budget = 0.5\nridgefill-min-prompt = 0\n"
+        f"[some]\nmodel = {kit.model()}\nridgefill-maps = {kit.poison()}\nridgefill-select = stride\n"
+        f"[none]\nmodel = {kit.model()}\nridgefill-maps = {kit.poison()}\n"
+        f"[off]\nmodel = {kit.model()}\nridgefill-maps = {kit.poison()}\nridgefill-select = none\n"
+    )
+    with kit.serve(None, "--models-preset", preset, *CHILD, "--ridgefill-tail", "64") as router:
+        assert rows(router, "some")["selected"] > 0
+        for name in ("none", "off"):
+            assert rows(router, name)["selected"] == 0
+            assert rows(router, name)["filled"] > 0
+    assert "-queries have no effect without --ridgefill-select or --ridgefill-heal" in router.log
+
+
+def test_settings_in_a_config_file(kit: Kit, tmp_path: Path) -> None:
+    """All programs read it: settings in it wait for maps."""
+    (tmp_path / "llama.cpp").mkdir()
+    (tmp_path / "llama.cpp" / "config.ini").write_text("[*]\nridgefill-tail = 40\nridgefill-min-prompt = 0\n")
+    env = {"XDG_CONFIG_HOME": str(tmp_path)}
+    with kit.serve("llama", *CHILD, env=env) as plain:
+        assert plain.complete(PROMPT).rows == {}
+    assert "--ridgefill-* have no effect on this model, it has no --ridgefill-maps" in plain.log
+    with kit.serve("llama", *CHILD, "--ridgefill-maps", kit.poison(), env=env) as server:
+        assert server.get("/ridgefill").json()["defaults"]["tail"] == 40

@@ -281,6 +281,7 @@ def recommended(kit: Kit, family: str = "llama", heads: bool = True, **settings:
         ("heads", [head for _, head in places]),
     ):
         raw.keys.append(RawKey(f"ridgefill.heads.{name}", gguf.GGUFValueType.INT32, values))
+    raw.keys.append(RawKey("ridgefill.recommended.split", gguf.GGUFValueType.INT32, split))
     kinds = {str: gguf.GGUFValueType.STRING, float: gguf.GGUFValueType.FLOAT32, int: gguf.GGUFValueType.UINT32}
     for name, value in ({"select": "attention"} | settings).items():
         raw.keys.append(RawKey(f"ridgefill.recommended.{name}", kinds[type(value)], value))

@@ -198,17 +198,28 @@ static bool has_options(const common_params_ridgefill & rf) {
         rf.select > LLAMA_RIDGEFILL_SELECT_NONE || rf.heal || has_select_options(rf);
 }
 
+// this process serves one of a router's models, with settings that may be common to all of them
+static bool has_router() {
+    return std::getenv("LLAMA_SERVER_ROUTER_PORT") != nullptr;
+}
+
+void common_ridgefill_note_config(common_params & params) {
+    params.ridgefill.in_config = has_options(params.ridgefill);
+}
+
 void common_ridgefill_check_select(const common_params_ridgefill & params, bool keep_states) {
-    if (has_select_options(params) && !keep_states) {
-        throw std::invalid_argument("--ridgefill-budget, -heads, -pool and -queries have no effect without --ridgefill-select or --ridgefill-heal, or maps that recommend a selection");
+    if (!has_select_options(params) || keep_states) {
+        return;
     }
+    const std::string reason = "--ridgefill-budget, -heads, -pool and -queries have no effect without --ridgefill-select or --ridgefill-heal, or maps that recommend a selection";
+    if (!params.in_config && !has_router()) {
+        throw std::invalid_argument(reason);
+    }
+    LOG_WRN("ridgefill: %s\n", reason.c_str());
 }
 
 void common_ridgefill_check(const common_params & params) {
     const auto & rf = params.ridgefill;
-
-    // without the option, the maps decide
-    common_ridgefill_check_select(rf, rf.select != LLAMA_RIDGEFILL_SELECT_NONE || rf.heal);
 
     if (rf.select > LLAMA_RIDGEFILL_SELECT_NONE && params.sampling.backend_sampling) {
         throw std::invalid_argument(
@@ -244,11 +255,10 @@ static void check_without_maps(const common_params & params, int example) {
 
     const bool is_router = example == LLAMA_EXAMPLE_SERVER && params.model.path.empty() && params.model.url.empty() &&
         params.model.hf_repo.empty() && params.model.docker_repo.empty();
-    const bool has_router = example == LLAMA_EXAMPLE_SERVER && std::getenv("LLAMA_SERVER_ROUTER_PORT") != nullptr;
 
     if (is_router) {
         LOG_INF("ridgefill: the options --ridgefill-* are handed on, they act on models that have --ridgefill-maps\n");
-    } else if (has_router) {
+    } else if (params.ridgefill.in_config || has_router()) {
         LOG_WRN("ridgefill: the options --ridgefill-* have no effect on this model, it has no --ridgefill-maps\n");
     } else {
         throw std::invalid_argument("the options --ridgefill-* have no effect without --ridgefill-maps FNAME");
@@ -256,11 +266,14 @@ static void check_without_maps(const common_params & params, int example) {
 }
 
 static void postprocess(common_params & params, int example) {
-    if (params.ridgefill.maps.empty()) {
+    const auto & rf = params.ridgefill;
+
+    if (rf.maps.empty()) {
         check_without_maps(params, example);
         return;
     }
 
+    common_ridgefill_check_select(rf, rf.select != LLAMA_RIDGEFILL_SELECT_NONE || rf.heal); // -1: the maps will tell
     common_ridgefill_check(params);
 
     refuse(example == LLAMA_EXAMPLE_PERPLEXITY, "llama-perplexity",

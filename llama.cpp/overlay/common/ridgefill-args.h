@@ -76,6 +76,8 @@ private:
 struct common_params_ridgefill {
     std::string maps; // path of the maps file, empty = off
 
+    bool in_config = false; // a config file, which all programs and models share, has settings
+
     // -1 = what the maps file recommends
     int32_t split      = -1;
     int32_t tail       = -1;
@@ -115,8 +117,12 @@ void common_ridgefill_add_args(const std::function<void(common_arg)> & add_opt);
 // throws std::invalid_argument if the maps cannot serve together with the other options
 void common_ridgefill_check(const common_params & params);
 
-// throws std::invalid_argument if options for selected rows are set although no rows can be selected
+// throws std::invalid_argument if options for selected rows are set although no rows can be selected; warns where all
+// models share them
 void common_ridgefill_check_select(const common_params_ridgefill & params, bool keep_states);
+
+// call after the config files are read
+void common_ridgefill_note_config(common_params & params);
 
 // after all options are known: checks them for an example (enum llama_example) and reserves memory for the maps
 void common_ridgefill_postprocess(common_params & params, int example);
