@@ -177,5 +177,5 @@ def _fit_site(problem: RidgeProblem, item: SplitStatistics, site: Site, options:
         damping=damping,
         r2=r_squared(item.held, columns, solution.dense(), solution.bias),
         condition=solution.condition,
-        solver=solution.solver,
+        solver="eigh",
     )

@@ -71,7 +71,7 @@ class SiteMap:
     r2, condition
         R² on held-out text and condition number of the damped Gram matrix; NaN if not measured.
     solver
-        `cholesky`, `eigh`, or the name of a baseline.
+        `eigh`, `cholesky` in older files, or the name of a baseline.
     """
 
     split: int

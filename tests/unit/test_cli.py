@@ -56,7 +56,7 @@ def test_fit_and_inspect(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixtu
         "split 2: target input",
         BASE.weights_hash,
         "2.blk.3.input",
-        "cholesky",
+        "eigh",
         "tail 99",
         "a.txt",
     ):
@@ -243,7 +243,7 @@ def test_a_console_that_lacks_characters(tmp_path: Path, sums: Path, encoding: s
     maps = tmp_path / "Ω.gguf"
     made = command("fit", sums, "-o", maps, PYTHONIOENCODING=encoding)
     assert made.returncode == 0, made.stderr
-    assert b"cholesky" in made.stdout
+    assert b"eigh" in made.stdout
     shown = command("inspect", maps, "--json", "-", PYTHONIOENCODING=encoding)
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["path"] == str(maps)
