@@ -21,6 +21,7 @@ from llama_cpp import Llama as _Llama  # noqa: E402
 from llama_cpp._internals import LlamaBatch  # noqa: E402
 
 from pyridgefill import fill  # noqa: E402
+from pyridgefill.cache import FilledCache  # noqa: E402
 
 
 class _Batch(LlamaBatch):
@@ -237,6 +238,13 @@ class Llama(_Llama):
                     token = generated.send((yield token))
             except StopIteration:
                 return
+
+    def set_cache(self, cache: Any) -> None:
+        """See `llama_cpp.Llama.set_cache`; objects without maps may share the cache and never meet filled cells."""
+        super().set_cache(cache if cache is None or self._fill is None else FilledCache(cache, self._has_filled))
+
+    def _has_filled(self) -> bool:
+        return fill.reusable(self._ctx.ctx, 0, [], self.n_tokens) < self.n_tokens
 
     def load_state(self, state: Any) -> None:
         """See `llama_cpp.Llama.load_state`; which cells were filled is part of the state."""

@@ -80,6 +80,8 @@ class GGUFFile:
         self.tensors: dict[str, Tensor] = {}
         self._places: dict[str, tuple[int, int]] = {}  # where a value starts, and how many there are
         self._at = 0
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            self.fail("not a file", "give the path of a GGUF file")
         try:
             with path.open("rb") as file:
                 self.size = file.seek(0, 2)

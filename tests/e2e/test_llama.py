@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_cpp import Llama as StockLlama
 from llama_cpp import LlamaDiskCache, LlamaRAMCache
 from support import maps, paths, spelling
 from support.families import FAMILIES
@@ -159,7 +160,7 @@ TEXT = ("the word user system in on qu er or an " * 30)[:700]
 CHAT = [{"role": "user", "content": TEXT}]
 
 
-def completed(llm: Llama, way: str, **keywords: Any) -> str:
+def completed(llm: Any, way: str, **keywords: Any) -> str:
     """What the model says, asked in one of the ways that users have."""
     keywords |= {"max_tokens": 8, "temperature": 0.0}
     if way == "call":
@@ -194,6 +195,16 @@ def test_filled_cells_from_elsewhere_are_not_served_as_exact(
     if kind == "state":
         off.load_state(filled.save_state())
     assert completed(off, way) == want
+    if kind != "state":
+        # knows nothing of filled cells, and does not find them
+        stock = StockLlama(model, **options)
+        stock.set_cache(cache)
+        assert completed(stock, way) == want
+        again = Llama(model, ridgefill=config, **options)
+        again.set_cache(cache)
+        completed(again, way)
+        assert again.fill_stats is not None
+        assert again.fill_stats.reused > 100
     assert completed(filled, way, ridgefill=False) == want
     assert off.fill_stats is None
 
