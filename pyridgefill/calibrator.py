@@ -17,7 +17,7 @@ from pyridgefill.calibration.corpus import Corpus
 from pyridgefill.calibration.fit import FitOptions, check_rank, fit_maps, warn_unmeasured
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.engine import Engine
-from pyridgefill.errors import CorpusError, Interrupted
+from pyridgefill.errors import Interrupted, UsageError
 from pyridgefill.files import check_output, temporary_folder
 from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
 from pyridgefill.maps.base import candidate_splits
@@ -131,7 +131,7 @@ def calibrate(
     check_weight_type(weight_type, base.embedding_length, rank)
     least = base.embedding_length // 4
     if tokens is not None and tokens < least:
-        raise CorpusError(f"{tokens} tokens: maps of this model need {least} rows", "ask for more tokens")
+        raise UsageError(f"{tokens} tokens: maps of this model need {least} rows", "ask for more tokens")
     options = CollectOptions(
         tuple(candidate_splits(base.block_count) if splits is None else splits),
         (target,),
@@ -159,7 +159,7 @@ def calibrate(
         options,
         resume=resume,
         on_start=begin,
-        on_progress=lambda state: on_step(state.step()),
+        on_step=on_step,
     )
     if not complete:
         raise Interrupted(f"interrupted, the sums so far are in {sums}", "run the same command with --resume")

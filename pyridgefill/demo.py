@@ -95,7 +95,7 @@ def calibrate(settings: Settings, progress: Progress) -> None:
         [Corpus(name) for name in DEFAULT_CORPORA],
         settings.folder / "statistics.npz",
         options,
-        on_progress=lambda state: progress.update(task, completed=state.tokens),
+        on_step=lambda step: progress.update(task, completed=step.done),
     )
     if not complete:
         raise KeyboardInterrupt

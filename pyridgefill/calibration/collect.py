@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pyridgefill import defaults
 from pyridgefill.calibration.chunks import Chunker
-from pyridgefill.calibration.collect_run import CollectRun, Position, Progress
+from pyridgefill.calibration.collect_run import CollectRun, OnStep, Position
 from pyridgefill.calibration.corpus import Corpus, interleave
 from pyridgefill.calibration.statistics import Statistics, estimate_bytes
 from pyridgefill.calibration.sums import Settings
@@ -70,7 +70,7 @@ def collect(
     *,
     resume: bool = False,
     on_start: Callable[[Engine], None] = lambda _engine: None,
-    on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_step: OnStep = lambda _step: None,
 ) -> tuple[Statistics, bool]:
     """Collect statistics and write them to `output`, also at checkpoints.
 
@@ -88,7 +88,7 @@ def collect(
         Continue the run whose checkpoint is in `output`.
     on_start
         Called with the loaded model before any text is read; may raise.
-    on_progress
+    on_step
         Called after each decode.
 
     Returns
@@ -147,7 +147,7 @@ def collect(
                     tokens=options.tokens,
                     nonfinite=options.nonfinite,
                     checkpoint_seconds=options.checkpoint_seconds,
-                    on_progress=on_progress,
+                    on_step=on_step,
                 )
             except CorpusError as error:
                 raise _with_sums_kept(error, run) from error

@@ -42,20 +42,6 @@ class Step:
 OnStep = Callable[[Step], None]
 
 
-@dataclass(frozen=True)
-class Progress:
-    """State of a run, for display: tokens done, tokens wanted (None: unknown), tokens per second of this run."""
-
-    tokens: int
-    total: int | None
-    rate: float
-
-    def step(self) -> Step:
-        """The same for a display that shows other steps too."""
-        done = self.tokens if self.total is None else min(self.tokens, self.total)
-        return Step("collect", done, self.total, f"{self.rate:.0f} tokens/s")
-
-
 @dataclass
 class Position:
     """Where a run stands: chunks and rows of the next chunk that are in the sums, and the text that they came from.
@@ -129,7 +115,7 @@ class CollectRun:
         tokens: int | None,
         nonfinite: Literal["skip", "error"],
         checkpoint_seconds: float,
-        on_progress: Callable[[Progress], None],
+        on_step: OnStep,
     ) -> None:
         """Add chunks until the text ends, `tokens` are reached or the run is interrupted.
 
@@ -150,7 +136,8 @@ class CollectRun:
                 position.tokens += n_rows
                 self.statistics.provenance["tokens"] = position.tokens
                 rate = (position.tokens - before) / max(time.monotonic() - started, 1e-9)
-                on_progress(Progress(position.tokens, tokens, rate))
+                done = position.tokens if tokens is None else min(position.tokens, tokens)
+                on_step(Step("collect", done, tokens, f"{rate:.0f} tokens/s"))
             if position.rows:
                 return  # interrupted within the chunk
             if time.monotonic() - saved > checkpoint_seconds:

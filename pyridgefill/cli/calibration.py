@@ -119,9 +119,7 @@ def collect(
     # a document is about one chunk: English and code have 3 to 4 characters per token
     corpora = [Corpus(source, errors, 3 * ctx) for source in corpus or DEFAULT_CORPORA]  # type: ignore[arg-type]
     with steps() as show:
-        statistics, complete = run_collect(
-            model, corpora, output, options, resume=resume, on_progress=lambda state: show(state.step())
-        )
+        statistics, complete = run_collect(model, corpora, output, options, resume=resume, on_step=show)
     _report_statistics(statistics, json_file=json_file)
     if not complete:
         raise Interrupted(f"interrupted, the sums so far are in {output}", "run the same command with --resume")

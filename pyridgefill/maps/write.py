@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 from gguf.quants import quant_shape_to_byte_shape, quantize
 
-from pyridgefill.errors import MapsError
+from pyridgefill.errors import MapsError, RidgeFillError, UsageError
 from pyridgefill.files import replacing
 from pyridgefill.maps.model import HEAD_SHARES, MapSet, RowSource
 
@@ -143,20 +143,18 @@ def check_weight_type(weight_type: str, width: int, rank: int = 0) -> None:
 
     Raises
     ------
-    MapsError
+    UsageError
         If the type is not known, or quantized in blocks that rows are no multiple of.
     """
     if weight_type not in WEIGHT_TYPES:
-        raise MapsError(f"weight type {weight_type!r}: expected one of {', '.join(WEIGHT_TYPES)}")
+        raise UsageError(f"weight type {weight_type!r}: expected one of {', '.join(WEIGHT_TYPES)}")
     for what, size in (("width", width), ("rank", rank)):
-        _check_row(f"{what} {size}", weight_type, size)
+        _check_row(f"{what} {size}", weight_type, size, UsageError)
 
 
-def _check_row(what: str, weight_type: str, size: int) -> None:
+def _check_row(what: str, weight_type: str, size: int, error: type[RidgeFillError] = MapsError) -> None:
     if weight_type in ("q8_0", "q4_0") and size % _BLOCK:
-        raise MapsError(
-            f"{what}: {weight_type} needs rows of a multiple of {_BLOCK}, found {size}", "choose f16 or bf16"
-        )
+        raise error(f"{what}: {weight_type} needs rows of a multiple of {_BLOCK}, found {size}", "choose f16 or bf16")
 
 
 def _add_tensor_info(writer: GGUFWriter, name: str, source: RowSource, weight_type: str) -> None:

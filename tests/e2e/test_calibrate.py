@@ -19,7 +19,7 @@ import pyridgefill
 from pyridgefill import calibrator
 from pyridgefill.calibration.collect_run import Step
 from pyridgefill.cli.main import run
-from pyridgefill.errors import CorpusError, MapsError, RidgeFillError, StatisticsError
+from pyridgefill.errors import CorpusError, RidgeFillError, StatisticsError, UsageError
 from pyridgefill.maps import Recommended, RetrievalHead, read_maps
 from pyridgefill.selection.propose import Trial
 
@@ -154,9 +154,9 @@ def test_conflicts_are_found_before_the_first_token(workshop: Any, tmp_path: Pat
             pyridgefill.calibrate(workshop.model("llama"), tmp_path / "maps.gguf", **settings)
         assert {item.name for item in tmp_path.iterdir()} == {"letters.txt"}
 
-    refused(MapsError, "rank 5: q8_0 needs rows of a multiple of 32", rank=5, weight_type="q8_0")
+    refused(UsageError, "rank 5: q8_0 needs rows of a multiple of 32", rank=5, weight_type="q8_0")
     refused(StatisticsError, "rank 64, expected less than", rank=64)
-    refused(CorpusError, "10 tokens: maps of this model need 16 rows", tokens=10)
+    refused(UsageError, "10 tokens: maps of this model need 16 rows", tokens=10)
     refused(CorpusError, "no held-out rows: the first 20 tokens are one document", tokens=20)
 
 

@@ -16,7 +16,7 @@ from support.families import FAMILIES
 from support.tokens import tokens
 
 from pyridgefill.calibration.collect import CollectOptions, collect
-from pyridgefill.calibration.collect_run import Progress
+from pyridgefill.calibration.collect_run import Step
 from pyridgefill.calibration.corpus import Corpus
 from pyridgefill.calibration.fit import FitOptions, fit_maps
 from pyridgefill.calibration.statistics import Statistics
@@ -127,7 +127,7 @@ def test_interrupted_and_resumed_sums_have_the_same_bits(workshop, tmp_path, cor
     straight, _ = collect(model, [corpus], straight_path, options(3, tokens=4000))
     calls = 0
 
-    def interrupt(_: Progress) -> None:
+    def interrupt(_: Step) -> None:
         nonlocal calls
         calls += 1
         if calls % 5 == 0:
@@ -136,7 +136,7 @@ def test_interrupted_and_resumed_sums_have_the_same_bits(workshop, tmp_path, cor
     complete, rounds = False, 0
     while not complete:
         resumed, complete = collect(
-            model, [corpus], path, options(3, tokens=4000), resume=rounds > 0, on_progress=interrupt
+            model, [corpus], path, options(3, tokens=4000), resume=rounds > 0, on_step=interrupt
         )
         rounds += 1
     assert rounds > 3

@@ -78,7 +78,7 @@ class Mean(OtherMaps):
                 [Corpus(name) for name in DEFAULT_CORPORA],
                 recipe.folder / "statistics.npz",
                 options,
-                on_progress=lambda state: recipe.on_progress(state.tokens, defaults.MEAN_TOKENS),
+                on_step=lambda step: recipe.on_progress(step.done, defaults.MEAN_TOKENS),
             )
             if not complete:
                 raise Interrupted("interrupted", "finished results are kept, run the same command again")
