@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -15,6 +17,9 @@ from pyridgefill.errors import CorpusError, RidgeFillError, UsageError
 
 # files and folders that are deleted when the work is done, or ends early
 _unfinished: set[Path] = set()
+
+# how the name of a file of a sharded model ends
+SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 # the output of `--json -`
 STDOUT = Path("-")
@@ -41,19 +46,20 @@ def check_output(
     RidgeFillError
         If its folder does not exist, or it cannot be written.
     """
-    taken = [(other, "read and written") for other in inputs if other is not None]
+    named = [Path(other) for other in inputs if other is not None]
+    taken = [(file, "read and written") for other in named for file in (other, *_other_shards(other))]
     for path in paths:
         if path is not None and path != STDOUT:
             _check_output(path, taken, appends=appends)
             taken.append((path, "written twice"))
 
 
-def _check_output(path: Path, taken: list[tuple[str | os.PathLike[str], str]], *, appends: bool) -> None:
+def _check_output(path: Path, taken: list[tuple[Path, str]], *, appends: bool) -> None:
     try:
         target = _target(path)
         for other, what in taken:
             if _same(target, other):
-                also = "" if os.fspath(other) == os.fspath(path) else f", as {os.fspath(other)}"
+                also = "" if other == path else f", as {other}"
                 raise UsageError(f"{path}: would be {what}{also}", "give the output another name")
         if appends and target.exists():
             with target.open("r+b"):
@@ -63,6 +69,12 @@ def _check_output(path: Path, taken: list[tuple[str | os.PathLike[str], str]], *
         temporary.unlink()
     except OSError as error:
         raise _cannot_write(path, error) from error
+
+
+def _other_shards(path: Path) -> Iterator[Path]:
+    """The files that belong to one of a sharded model."""
+    if match := SHARD.search(path.name):
+        yield from path.parent.glob(f"{glob.escape(path.name[: match.start()])}-*-of-{match.group(2)}.gguf")
 
 
 def _target(path: Path) -> Path:
@@ -81,7 +93,7 @@ def _target(path: Path) -> Path:
     return target
 
 
-def _same(target: Path, other: str | os.PathLike[str]) -> bool:
+def _same(target: Path, other: Path) -> bool:
     try:
         return target.samefile(other)
     except OSError:

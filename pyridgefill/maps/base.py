@@ -13,13 +13,13 @@ from gguf import GGMLQuantizationType
 
 from pyridgefill import defaults
 from pyridgefill.errors import ModelError
+from pyridgefill.files import SHARD
 from pyridgefill.maps.gguf_file import GGUFFile
 
 _FNV_OFFSET = 0xCBF29CE484222325
 _FNV_PRIME = 0x100000001B3
 _SAMPLE_BYTES = 256
 _MOST_TOKENS = 1 << 24
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def model_shards(path: str | os.PathLike[str]) -> list[Path]:
         If one is missing.
     """
     path = Path(path)
-    match = _SHARD.search(path.name)
+    match = SHARD.search(path.name)
     if match is None:
         return [path]
     stem, count = path.name[: match.start()], int(match.group(2))

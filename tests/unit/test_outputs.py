@@ -83,6 +83,13 @@ def test_outputs_that_would_do_harm(folder: Path, case: str, capsys: pytest.Capt
     }
 
 
+def test_all_files_of_a_sharded_model_stay(folder: Path) -> None:
+    for number in (1, 2):
+        (folder / f"m-0000{number}-of-00002.gguf").write_text("shard")
+    with pytest.raises(UsageError, match=r"m-00002-of-00002\.gguf: would be read and written"):
+        check_output(folder / "m-00002-of-00002.gguf", inputs=[folder / "m-00001-of-00002.gguf"])
+
+
 def test_a_link_is_followed(folder: Path) -> None:
     (folder / "best.gguf").symlink_to("folder/target.gguf")
     for _ in range(2):  # the target is made, then replaced
