@@ -19,7 +19,7 @@ from pyridgefill.config import RidgeFillConfig
 from pyridgefill.engine import Engine
 from pyridgefill.errors import Interrupted, UsageError
 from pyridgefill.files import check_output, temporary_folder
-from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
+from pyridgefill.maps import MapSet, Recommended, RetrievalHead, read_base_model, write_maps
 from pyridgefill.maps.base import candidate_splits
 from pyridgefill.maps.model import Target
 from pyridgefill.maps.write import check_weight_type
@@ -152,15 +152,7 @@ def calibrate(
             if (site.name == "input") == (target == "input") and site.layer > min(options.splits):
                 check_rank(rank, min(options.splits), site, base.embedding_length)
 
-    collected, complete = collect(
-        model,
-        texts,
-        sums,
-        options,
-        resume=resume,
-        on_start=begin,
-        on_step=on_step,
-    )
+    collected, complete = collect(model, texts, sums, options, resume=resume, on_start=begin, on_step=on_step)
     if not complete:
         raise Interrupted(f"interrupted, the sums so far are in {sums}", "run the same command with --resume")
     maps = fit_maps(
@@ -239,22 +231,21 @@ def measure(
     best = maps.defaults()
     config = RidgeFillConfig(path, sink=best.sink, tail=best.tail, pool=pool, queries=queries)
     kept = Recommended(sink=best.sink, tail=best.tail, min_prompt=best.min_prompt)
-    if heads:
+    found: list[RetrievalHead] = []
+    # a split at layer 0 has no layers below
+    if heads and (splits := [split.layer for split in maps.splits if split.layer > 0]):
         kept = replace(kept, pool=pool, queries=queries)
         found = find_heads(
             model,
             config,
-            splits=[split.layer for split in maps.splits],
+            splits=splits,
             count=count,
             prompts=prompts,
             lengths=lengths,
             on_progress=lambda done, total: on_step(Step("heads", done, total)),
             **options,
         )
-        maps = replace(maps, heads=tuple(found))
-    else:
-        maps = replace(maps, heads=())
-    maps = replace(maps, recommended=kept)
+    maps = replace(maps, heads=tuple(found), recommended=kept)
     return _with_recommendation(model, maps, config, on_step, **options) if trials else (maps, [])
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from pyridgefill.calibration.chunks import ChatFormatter
 from pyridgefill.engine import Engine
+
+
+class ChatFormatter(Protocol):
+    """Renders a conversation with the model's template."""
+
+    def __call__(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str: ...
 
 
 def chat_template(engine: Engine) -> str | None:

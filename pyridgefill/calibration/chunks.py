@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from pyridgefill.calibration.corpus import Document
+from pyridgefill.chat import ChatFormatter as ChatFormatter  # modules that tokenize find it here
 from pyridgefill.errors import CorpusError
 
 
@@ -18,12 +19,6 @@ class Tokenizer(Protocol):
     def bos(self) -> int | None: ...
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]: ...
-
-
-class ChatFormatter(Protocol):
-    """Renders a conversation with the model's template."""
-
-    def __call__(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str: ...
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,16 @@ def test_the_function_measures_and_recommends(
     assert {item.name for item in tmp_path.iterdir()} == {"letters.txt", "maps.gguf"}
 
 
+def test_nothing_is_below_layer_0(workshop: Any, tmp_path: Path, corpus: Path, measured: dict[str, Any]) -> None:
+    for splits, asked in (([0, 2], [2]), ([0], None)):
+        measured.pop("heads", None)
+        made = pyridgefill.calibrate(
+            workshop.model("llama"), tmp_path / "maps.gguf", corpora=[corpus], splits=splits, **SMALL
+        )
+        assert measured.get("heads") == asked
+        assert [split.layer for split in made.maps.splits] == splits
+
+
 def test_a_model_that_finds_no_needles_is_no_measure(
     workshop: Any, tmp_path: Path, corpus: Path, measured: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
