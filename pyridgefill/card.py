@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
+from pyridgefill.evaluation.run.found import Cell, Divergence, FarLosses, Scores, Speed
 from pyridgefill.evaluation.run.results import SETTING, Record
 from pyridgefill.files import digest
 from pyridgefill.maps import MapSet, read_maps
-from pyridgefill.report.points import scaled
-from pyridgefill.words import interval, percent, selected, size
+from pyridgefill.words import percent, selected, size
 
 _RECALL = (
     "Recall is the share of a needle's rows that the head finds, on needles of kinds that it was not chosen by.\n"
@@ -20,9 +20,10 @@ _RECALL = (
     "a head that finds no needles is there for these."
 )
 
-_VARIANTS = ("exact", "fill", "identity", "mean", "zero", "drop", "neutral-filler")
+_WAYS = ("exact", "fill", "identity", "mean", "zero", "drop", "neutral-filler")
 
 Row = Sequence[str]
+T = TypeVar("T")
 
 
 def make_card(path: Path, records: Iterable[Record], title: str) -> str:
@@ -114,120 +115,99 @@ def _fit(maps: MapSet) -> str:
     return "## R² on held-out text\n\n" + table(("split", "value", "best layer", "median", "worst layer"), rows)
 
 
-def _rows(records: Sequence[Record], task: str, cells: Callable[[Record], Iterator[Row]]) -> list[Row]:
-    chosen = [record for record in records if record.cell["task"] == task]
-    chosen.sort(key=lambda record: (record.cell["ctx"], record.cell.get("kind", ""), _order(record)))
-    return [row for record in chosen for row in cells(record)]
+def _rows(records: Sequence[Record], task: str, kind: type[T], cells: Callable[[Cell, T], Iterator[Row]]) -> list[Row]:
+    chosen = [(record.about, record.found(kind)) for record in records if record.cell["task"] == task]
+    chosen.sort(key=lambda item: (item[0].ctx, item[0].kind, _order(item[0])))
+    return [row for cell, found in chosen for row in cells(cell, found)]
 
 
-def _order(record: Record) -> tuple[Any, ...]:
-    cell = record.cell
-    setting = (cell.get("split", -1), cell.get("select", ""), cell.get("budget", 0))
-    variant = cell.get("variant", "fill")
-    return (variant != "exact", *setting, _VARIANTS.index(variant) if variant in _VARIANTS else len(_VARIANTS))
+def _order(cell: Cell) -> tuple[Any, ...]:
+    setting = -1 if cell.split is None else cell.split, cell.select, cell.budget
+    place = _WAYS.index(cell.variant) if cell.variant in _WAYS else len(_WAYS)
+    return (cell.variant != "exact", *setting, place)
 
 
-def _way(record: Record) -> tuple[str, str]:
-    """Variant and setting, as a table shows them."""
-    cell = record.cell
-    variant = cell.get("variant", "fill")
-    if variant == "exact":
+def _way(cell: Cell) -> tuple[str, str]:
+    """Way and setting, as a table shows them."""
+    if cell.variant == "exact":
         return "exact", ""
-    chosen = selected(cell.get("budget", 0)) if cell["select"] == "attention" else selected(0)
-    return "ridge" if variant == "fill" else variant, f"{cell['split']}, {chosen}"
+    chosen = selected(cell.budget if cell.select == "attention" else 0)
+    return "ridge" if cell.variant == "fill" else cell.variant, f"{cell.split}, {chosen}"
 
 
 def _needles(records: Sequence[Record]) -> str:
-    def cells(record: Record) -> Iterator[Row]:
-        cell, result = record.cell, record.result
-        kind = ", ".join(str(cell[name]) for name in ("kind", "group") if name in cell)
-        change = interval(result["difference"], "+.0f") if "difference" in result else ""
-        found = f"{result['hits']} of {result['prompts']}"
-        share = interval(scaled(result["accuracy"], 100), ".0f")
-        yield str(cell["ctx"]), str(cell["tail"]), kind, *_way(record), found, share, change
+    def cells(cell: Cell, found: Scores) -> Iterator[Row]:
+        kind = ", ".join(name for name in (cell.kind, cell.group) if name)
+        change = "" if found.difference is None else found.difference.show("+.0f")
+        hits = f"{found.hits} of {found.prompts}"
+        yield str(cell.ctx), str(cell.tail), kind, *_way(cell), hits, found.accuracy.percent(), change
 
     head = ("tokens", "tail", "kind", "memory", "split, selected", "found", "%", "against exact, points")
-    rows = _rows(records, "needle", cells)
+    rows = _rows(records, "needle", Scores, cells)
     return "## Needles in the filled rows\n\n" + table(head, rows) if rows else ""
 
 
 def _far_loss(records: Sequence[Record]) -> str:
-    def cells(record: Record) -> Iterator[Row]:
-        groups = record.result.get("groups")
+    def cells(cell: Cell, found: FarLosses) -> Iterator[Row]:
+        groups = found.groups
         if groups is None:
             return
         changes = [
-            interval(scaled(groups[name]["relative"], 100), "+.1f") if name in groups else ""
-            for name in ("far", "far_for_both", "all")
+            groups[name].relative.percent("+.1f") if name in groups else "" for name in ("far", "far_for_both", "all")
         ]
         far = groups.get("far")
-        losses = [f"{far['tokens']}", f"{far['exact']:.3f}", f"{far['fill']:.3f}"] if far else ["0", "", ""]
-        yield str(record.cell["ctx"]), str(record.cell["tail"]), *_way(record), *losses, *changes
+        losses = ["0", "", ""] if far is None else [str(far.tokens), f"{far.exact:.3f}", f"{far.fill:.3f}"]
+        yield str(cell.ctx), str(cell.tail), *_way(cell), *losses, *changes
 
     head = (
         "tokens", "tail", "memory", "split, selected", "far tokens", "exact", "loss", "far, %", "far for both, %",
         "tail, %",
     )  # fmt: skip
-    rows = _rows(records, "far-loss", cells)
+    rows = _rows(records, "far-loss", FarLosses, cells)
     return "## Loss on far tokens\n\n" + table(head, rows) if rows else ""
 
 
 def _divergence(records: Sequence[Record]) -> str:
-    def cells(record: Record) -> Iterator[Row]:
-        for part in ("tail", "generated"):
-            if part in record.result:
-                found = record.result[part]
-                numbers = interval(found["kl"], ".4f"), percent(found["top1"]["value"])
-                yield str(record.cell["ctx"]), *_way(record), part, str(found["rows"]), *numbers
+    def cells(cell: Cell, found: Divergence) -> Iterator[Row]:
+        for name, part in (("tail", found.tail), ("generated", found.generated)):
+            if part is not None:
+                numbers = part.kl.show(".4f"), percent(part.top1.value)
+                yield str(cell.ctx), *_way(cell), name, str(part.rows), *numbers
 
     head = ("tokens", "memory", "split, selected", "rows of", "n", "KL, nats", "same top token")
-    rows = _rows(records, "kld", cells)
+    rows = _rows(records, "kld", Divergence, cells)
     return "## Divergence from exact\n\n" + table(head, rows) if rows else ""
 
 
 def _splices(records: Sequence[Record]) -> str:
     """What exact parts of the memory recover, and what filled ones cause."""
-    found = {
-        json.dumps([record.cell["ctx"], record.cell["splice"]]): record.result["hits"]
+    hits = {
+        (cell.ctx, cell.splice): str(record.found(Scores).hits)
         for record in records
-        if record.cell["task"] == "splice-needle" and "splice" in record.cell
+        if record.cell["task"] == "splice-needle" and (cell := record.about).splice is not None
     }
 
-    def cells(record: Record) -> Iterator[Row]:
-        cell = record.cell
-        if "splice" not in cell or cell["variant"] != "fill":
+    def cells(cell: Cell, found: FarLosses) -> Iterator[Row]:
+        splice, share = cell.splice, found.share or {}
+        if splice is None or cell.variant != "fill":
             return
-        splice = cell["splice"]
-        first, last = splice["layers"]
-        shares = [
-            interval(scaled(part, 100), ".0f") if part is not None and part["value"] is not None else ""
-            for part in (record.result["share"].get(name) for name in ("all", "far"))
-        ]
-        hits = found.get(json.dumps([cell["ctx"], splice]), "")
-        direction = "exact into filled" if splice["into"] == "fill" else "filled into exact"
-        layers = f"{first}-{last}"
-        yield (
-            str(cell["ctx"]),
-            str(cell["split"]),
-            direction,
-            "+".join(splice["components"]),
-            layers,
-            *shares,
-            str(hits),
-        )
+        shares = [share[name].percent() if name in share else "" for name in ("all", "far")]
+        direction = "exact into filled" if splice.into == "fill" else "filled into exact"
+        layers = "-".join(map(str, splice.layers))
+        place = str(cell.ctx), str(cell.split), direction, "+".join(splice.components), layers
+        yield *place, *shares, hits.get((cell.ctx, splice), "")
 
-    rows = _rows(records, "splice", cells)
+    rows = _rows(records, "splice", FarLosses, cells)
     head = ("tokens", "split", "spliced", "part", "layers", "share of the loss, %", "on far tokens, %", "needles")
     return "## Where exact and filled memory differ\n\n" + table(head, rows) if rows else ""
 
 
 def _speed(records: Sequence[Record]) -> str:
-    def cells(record: Record) -> Iterator[Row]:
-        cell, result = record.cell, record.result
-        ratios = ", ".join(f"{ratio:.2f}" for ratio in result["ratios"])
-        yield str(cell["ctx"]), str(cell["tail"]), _way(record)[1], f"{result['ratio']:.2f}", ratios
+    def cells(cell: Cell, found: Speed) -> Iterator[Row]:
+        ratios = ", ".join(f"{ratio:.2f}" for ratio in found.ratios)
+        yield str(cell.ctx), str(cell.tail), _way(cell)[1], f"{found.ratio:.2f}", ratios
 
-    rows = _rows(records, "ttft", cells)
+    rows = _rows(records, "ttft", Speed, cells)
     head = ("tokens", "tail", "split, selected", "times sooner", "pairs")
     return "## Time to first token\n\n" + table(head, rows) if rows else ""
 

@@ -32,7 +32,7 @@ from pyridgefill.evaluation.prompts.needle import make_needles
 from pyridgefill.evaluation.prompts.text import text_windows, token_windows
 from pyridgefill.evaluation.run.session import Session
 from pyridgefill.evaluation.tasks.loss import tail_losses
-from pyridgefill.evaluation.tasks.prompts import count_hits
+from pyridgefill.evaluation.tasks.scored import count_hits
 from pyridgefill.machine import describe_machine
 from pyridgefill.maps import identity_maps, read_base_model, read_maps, write_maps
 from pyridgefill.maps.model import Recommended, Target

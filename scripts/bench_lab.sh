@@ -13,8 +13,8 @@ pyridgefill=$1 model=$2 maps=$3 higher=$4 statistics=$5 results=$6
 
 json="--json $results"
 needles="--kinds multi-key --needles 20 --keys 5"
-baselines="--baseline identity --baseline mean --baseline zero --baseline drop --statistics $statistics"
-all_filled="--baseline neutral-filler --select none"
+baselines="--baselines identity,mean,zero,drop --statistics $statistics"
+all_filled="--baselines identity,mean,zero,drop,neutral-filler --statistics $statistics --select none"
 short="--tail 256 --sink 4"
 
 # shellcheck disable=SC2086
@@ -23,14 +23,14 @@ main() {
 
     # with the tail that the maps recommend
     "$pyridgefill" eval needle "$model" "$maps" --ctx 4096 $needles $json
-    "$pyridgefill" eval far-loss "$model" "$maps" --ctx 4096 --texts 8 --baseline mean --statistics "$statistics" $json
+    "$pyridgefill" eval far-loss "$model" "$maps" --ctx 4096 --texts 8 --baselines mean --statistics "$statistics" $json
 
     for ctx in 2048 1024; do
         "$pyridgefill" eval needle "$model" "$maps" --ctx $ctx $needles $baselines $short $json
         "$pyridgefill" eval far-loss "$model" "$maps" --ctx $ctx --texts 6 $baselines $short $json
-        "$pyridgefill" eval needle "$model" "$higher" --ctx $ctx $needles $baselines $all_filled $short $json
-        "$pyridgefill" eval far-loss "$model" "$higher" --ctx $ctx --texts 6 $baselines $all_filled $short $json
+        "$pyridgefill" eval needle "$model" "$higher" --ctx $ctx $needles $all_filled $short $json
+        "$pyridgefill" eval far-loss "$model" "$higher" --ctx $ctx --texts 6 $all_filled $short $json
     done
-    "$pyridgefill" eval splice "$model" "$maps" --ctx 1024 --texts 6 --needles 6 --groups 3 $short $json
+    "$pyridgefill" eval splice "$model" "$maps" --ctx 1024 --texts 6 --needles 6 --layer-groups 3 $short $json
 }
 main

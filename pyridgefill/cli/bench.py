@@ -8,43 +8,34 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from pyridgefill.cli import common
-from pyridgefill.cli.eval_options import EvalOptions, run_jobs, with_options
-from pyridgefill.maps import read_base_model, read_maps
+from pyridgefill.cli.eval_options import EvalOptions, Evaluation, run_tasks, with_options
+from pyridgefill.evaluation.intervals import Interval
+from pyridgefill.maps import read_base_model
 
 
-@partial(with_options, unused=("baseline", "statistics", "seed"))
+@partial(with_options, unused=("baselines", "statistics", "seed"))
 def bench(
     options: EvalOptions,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Pairs of runs for each length.")] = 5,
 ) -> None:
     """Time to first token, exact and with maps in turns, with an empty cache."""
     # these load the native library
-    from pyridgefill.evaluation.run.lab import Lab
-    from pyridgefill.evaluation.run.results import ResultFile
-    from pyridgefill.evaluation.run.session import Session
-    from pyridgefill.evaluation.run.settings import resolve
-    from pyridgefill.evaluation.tasks.speed import speed_jobs
+    from pyridgefill.evaluation.tasks.speed import SpeedParams, SpeedTask, Timed
 
-    results = ResultFile(options.json)
-    config = resolve(options.config(), read_maps(options.maps))
-    jobs = speed_jobs(config, lengths=options.lengths, repeats=repeats, corpus=options.corpus)
-    info = {**common.run_info(options.threads), "n_layer": read_base_model(options.model).block_count}
-    n_ctx = max(options.lengths) + 8
-    with Session(options.model, n_ctx=n_ctx, n_threads=options.threads, n_gpu_layers=options.n_gpu_layers) as session:
-        lab = Lab(options.model, session, results, info)
-        found = [(lab.cell(job), result) for job, result in run_jobs(lab, jobs)]
+    evaluation = Evaluation(options, n_layer=read_base_model(options.model).block_count)
+    tasks = [SpeedTask(SpeedParams.at(shape, repeats=repeats)) for shape in evaluation.shapes]
+    with evaluation.lab() as (lab, _, _):
+        found = run_tasks(lab, tasks, [Timed(evaluation.config)])
     table = Table("tokens", "split", "select", "filled", "selected", "times sooner", "selection's share of it")
-    for cell, result in found:
-        overhead = result["selection_overhead"]
-        times = {"value": result["ratio"], "low": min(result["ratios"]), "high": max(result["ratios"])}
+    for row in found:
+        config, result = evaluation.config, row.found
         table.add_row(
-            str(cell["ctx"]),
-            str(cell["split"]),
-            f"{cell['select']} {cell.get('budget', '')}".strip(),
-            str(result["n_filled"]),
-            str(result["n_selected"]),
-            common.interval(times, ".2f"),
-            "" if overhead is None else f"{overhead:.1%}",
+            str(row.task.params.ctx),
+            str(config.split),
+            "none" if config.select == "none" else f"{config.select} {config.budget}",
+            str(result.n_filled),
+            str(result.n_selected),
+            Interval(result.ratio, min(result.ratios), max(result.ratios)).show(".2f"),
+            "" if result.selection_overhead is None else f"{result.selection_overhead:.1%}",
         )
-    common.stdout.print(table)
+    evaluation.report(table)

@@ -204,17 +204,6 @@ def format_recall(recall: tuple[float, ...]) -> str:
     return " / ".join(f"{value:.2f}" for value in recall)
 
 
-def interval(value: dict[str, float | None], form: str, scale: float = 1) -> str:
-    """A value and its 95 % interval, which one text alone does not have."""
-    shown = [format(scale * number, form) for key in ("value", "low", "high") if (number := value[key]) is not None]
-    return f"{shown[0]} ({shown[1]} to {shown[2]})" if len(shown) == 3 else shown[0]
-
-
-def percent(value: dict[str, float | None], form: str = ".0f") -> str:
-    """A share and its interval in percent."""
-    return interval(value, form, 100)
-
-
 def report(json_file: Path | None, document: Any, show: Callable[[], None]) -> None:
     """Write a document where `--json` says, and show the table unless the document took its place.
 

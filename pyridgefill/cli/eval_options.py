@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import inspect
+import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from rich.table import Table
 
 from pyridgefill import defaults
 from pyridgefill.cli import common
+from pyridgefill.cli.common import GpuOption, LinesOption, MapsArgument, ModelArgument, ThreadsOption
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.errors import RidgeFillError
+from pyridgefill.errors import RidgeFillError, UsageError
+from pyridgefill.files import STDOUT
 from pyridgefill.maps import read_base_model, read_maps
-from pyridgefill.maps.base import difference
+from pyridgefill.maps.base import difference, trained_ctx
 
 if TYPE_CHECKING:
-    from pyridgefill.evaluation.run.lab import Job, Lab
-    from pyridgefill.evaluation.tasks.jobs import Setting
+    from pyridgefill.evaluation.run.lab import Lab, Outcome
+    from pyridgefill.evaluation.run.task import Found, Task
+    from pyridgefill.evaluation.run.way import Way
 
 # tokens behind a prompt: an answer, a continuation
 ANSWER_ROOM = 256
 
 TextsOption = Annotated[int, typer.Option("--texts", min=1, help="Texts of each length.")]
 NearOption = Annotated[
-    int, typer.Option("--near", help="First tokens of the tail that are not scored; -1: 128, or half of the tail.")
+    int | None, typer.Option("--near", help="First tokens of the tail that are not scored [128, or half of the tail].")
 ]
 ThresholdOption = Annotated[
     float, typer.Option("--threshold", min=0, help="What far context is worth to a far token: nats.")
@@ -39,50 +44,50 @@ ThresholdOption = Annotated[
 class EvalOptions:
     """Fields are command line parameters, see `with_options`."""
 
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The model's GGUF.")]
-    maps: Annotated[Path, typer.Argument(metavar="MAPS", help="A maps file.")]
-    ctx: Annotated[list[int] | None, typer.Option("--ctx", help="Tokens of the prompts; repeatable [2048].")] = None
-    split: Annotated[int, typer.Option("--split", help="-1: the one that the maps file recommends.")] = -1
-    tail: Annotated[int, typer.Option("--tail", help="Exact rows at the end; -1: as recommended.")] = -1
-    sink: Annotated[int, typer.Option("--sink", help="Exact rows at the start; -1: as recommended.")] = -1
+    model: ModelArgument
+    maps: MapsArgument
+    ctx: Annotated[str, typer.Option("--ctx", help="Tokens of the prompts, like 2048,4096.")] = str(defaults.CTX)
+    beyond_training: Annotated[
+        bool, typer.Option("--beyond-training", help="Allow prompts longer than the model was trained for.")
+    ] = False
+    split: Annotated[int | None, typer.Option("--split", min=0, help="[as the maps file recommends].")] = None
+    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Exact rows at the end [as recommended].")] = None
+    sink: Annotated[int | None, typer.Option("--sink", min=0, help="Exact rows at the start [as recommended].")] = None
     select: Annotated[str, typer.Option("--select", help="none, stride or attention [as recommended].")] = ""
     budget: common.BudgetOption = None
-    heads: Annotated[str, typer.Option("--heads", help="Retrieval heads like 9.6,11.1; else the maps file's.")] = ""
+    heads: Annotated[str, typer.Option("--heads", help="Retrieval heads like 9.6,11.1 [the maps file's].")] = ""
     pool: Annotated[
-        str, typer.Option("--pool", help="Rows before and after a row over which its score halves: like 5,5.")
+        str, typer.Option("--pool", help="Rows before and after a row over which its score halves, like 5,5.")
     ] = ""
     queries: Annotated[int | None, typer.Option("--queries", min=1, help="Last rows whose queries score.")] = None
-    baseline: Annotated[
-        list[str] | None, typer.Option("--baseline", help="identity, mean, zero, drop or neutral-filler; repeatable.")
-    ] = None
+    baselines: Annotated[
+        str, typer.Option("--baselines", help="Some of identity,mean,zero,drop,neutral-filler.")
+    ] = ""  # fmt: skip
     statistics: Annotated[
         Path | None, typer.Option("--statistics", help="Sums for the baseline mean [collected from built-in text].")
     ] = None
     corpus: Annotated[str, typer.Option("--corpus", help="Text file or built-in corpus.")] = "stdlib-packages"
     seed: Annotated[int, typer.Option("--seed", help="Of prompts and intervals.")] = 0
-    threads: Annotated[int, typer.Option("--threads", min=0, help="0: the CPUs that this process may use.")] = 0
-    n_gpu_layers: Annotated[int, typer.Option("--n-gpu-layers", help="Layers on the GPU.")] = 0
-    json: Annotated[
-        Path | None,
-        typer.Option("--json", help="Append results to this JSON lines file; what it has is not run again."),
-    ] = None
+    threads: ThreadsOption = 0
+    n_gpu_layers: GpuOption = 0
+    json: LinesOption = None
 
     @property
-    def lengths(self) -> list[int]:
+    def lengths(self) -> tuple[int, ...]:
         """Tokens of the prompts, each number once."""
-        return list(dict.fromkeys(self.ctx or [defaults.CTX]))
+        return common.parse_ints("--ctx", self.ctx, least=1)
 
     def config(self) -> RidgeFillConfig:
         """The fill that is measured."""
         return RidgeFillConfig(
             self.maps,
-            split=None if self.split < 0 else self.split,
-            sink=None if self.sink < 0 else self.sink,
-            tail=None if self.tail < 0 else self.tail,
+            split=self.split,
+            sink=self.sink,
+            tail=self.tail,
             select=common.choice("--select", self.select, ("none", "stride", "attention")) if self.select else None,
             budget=self.budget,
-            heads=_heads(self.heads),
-            pool=_pair(self.pool) if self.pool else None,
+            heads=common.parse_heads("--heads", self.heads),
+            pool=common.parse_pool("--pool", self.pool) if self.pool else None,
             queries=self.queries,
         )
 
@@ -114,79 +119,118 @@ def with_options(command: Callable[..., None], unused: tuple[str, ...] = ()) -> 
     return run
 
 
-@contextmanager
-def lab(options: EvalOptions, *, spliced: bool = False) -> Iterator[tuple[Lab, Setting, Path]]:
-    """Load the model, make the baselines, and open the results; the folder is deleted afterwards.
+class Evaluation:
+    """The run that options describe. Everything is checked before the model is loaded.
 
-    With `spliced` the ways run in two parts.
+    Parameters
+    ----------
+    options
+        From the command line.
+    selects
+        Whether rows may be selected.
+    info
+        What lines say beside command and machine.
+
+    Attributes
+    ----------
+    config
+        The fill that is measured; nothing in it is None.
+    shapes
+        What tasks of each length share.
+
+    Raises
+    ------
+    RidgeFillError
+        If the maps are of another model, an option has no meaning, or prompts are too short or too long.
     """
-    # these load the native library
-    from pyridgefill.chat import chat_formatter
-    from pyridgefill.evaluation.run.lab import Lab
-    from pyridgefill.evaluation.run.results import ResultFile
-    from pyridgefill.evaluation.run.session import Session
-    from pyridgefill.evaluation.run.settings import resolve
-    from pyridgefill.evaluation.run.spliced import Spliced, States
-    from pyridgefill.evaluation.run.way import Recipe
-    from pyridgefill.evaluation.run.ways import make_ways, n_sequences
-    from pyridgefill.evaluation.tasks.jobs import Setting
 
-    results = ResultFile(options.json)
-    stored = read_maps(options.maps)
-    base = read_base_model(options.model)
-    if stored.base != base:
-        raise RidgeFillError(
-            f"{options.maps}: made for another model than {options.model}: {difference(base, stored.base)}",
-            "give this model's maps",
-        )
-    config = resolve(options.config(), stored)
-    with tempfile.TemporaryDirectory(prefix="ridgefill-") as name:
-        folder = Path(name)
-        with common.progress_bar() as bar:
+    def __init__(self, options: EvalOptions, *, selects: bool = True, **info: Any) -> None:
+        # these load the native library
+        from pyridgefill.evaluation.run.results import ResultFile
+        from pyridgefill.evaluation.run.settings import resolve
+        from pyridgefill.evaluation.run.task import Params
+        from pyridgefill.evaluation.run.ways import baselines
 
-            def show(done: int, total: int) -> None:
-                task = bar.task_ids[0] if bar.task_ids else bar.add_task("collect means", total=total)
-                bar.update(task, completed=min(done, total))
+        self._options = options
+        self._baselines = (
+            common.parse_names("--baselines", options.baselines, baselines()) if options.baselines else ()
+        )  # fmt: skip
+        lengths, config = options.lengths, options.config()
+        self._results = ResultFile(None if options.json == STDOUT else options.json)
+        stored, base = read_maps(options.maps), read_base_model(options.model)
+        if stored.base != base:
+            raise RidgeFillError(
+                f"{options.maps}: made for another model than {options.model}: {difference(base, stored.base)}",
+                "give this model's maps",
+            )
+        most = trained_ctx(options.model)
+        if most is not None and max(lengths) > most and not options.beyond_training:
+            raise UsageError(
+                f"--ctx {max(lengths)}: {options.model} was trained for prompts of up to {most} tokens",
+                "--beyond-training measures it all the same",
+            )
+        self.config = resolve(config, stored)
+        if not selects and self.config.select != "none":
+            raise UsageError(f"--select {self.config.select}: all rows must be filled here", "add --select none")
+        assert self.config.sink is not None
+        assert self.config.tail is not None
+        self.shapes = [
+            Params(ctx=ctx, sink=self.config.sink, tail=self.config.tail, seed=options.seed, corpus=options.corpus)
+            for ctx in lengths
+        ]
+        self._info = {**common.run_info(options.threads), "maps": options.maps.name, **info}
 
-            recipe = Recipe(options.model, config, folder, options.statistics, options.threads, show)
-            ways = make_ways(options.baseline or [], recipe)
-        n_ctx = max(options.lengths) + ANSWER_ROOM
-        assert config.sink is not None
-        assert config.tail is not None
-        sequences = n_sequences(["splice" if spliced else "fill", *(options.baseline or [])])
-        engine = {"n_threads": options.threads, "n_gpu_layers": options.n_gpu_layers, "n_sequences": sequences}
-        if spliced:
-            states = States(folder, sink=config.sink, tail=config.tail)
-            ways = [Spliced(way, None, states) for way in ways]
-        with Session(options.model, n_ctx=n_ctx, **engine) as session:
-            chat = chat_formatter(session, add_generation_prompt=True)
-            setting = Setting(session, chat, ways, config.sink, config.tail, options.seed, options.corpus)
-            info = {**common.run_info(options.threads), "maps": options.maps.name}
-            yield Lab(options.model, session, results, info), setting, folder
+    @contextmanager
+    def lab(self, *, n_sequences: int = 1) -> Iterator[tuple[Lab, list[Way], Path]]:
+        """Load the model, and make the ways; the folder is deleted afterwards."""
+        from pyridgefill.evaluation.run import ways
+        from pyridgefill.evaluation.run.lab import Lab
+        from pyridgefill.evaluation.run.session import Session
+        from pyridgefill.evaluation.run.way import Recipe
+
+        options = self._options
+        with tempfile.TemporaryDirectory(prefix="ridgefill-") as name:
+            folder = Path(name)
+            with common.progress_bar() as bar:
+
+                def show(done: int, total: int) -> None:
+                    task = bar.task_ids[0] if bar.task_ids else bar.add_task("collect means", total=total)
+                    bar.update(task, completed=min(done, total))
+
+                recipe = Recipe(options.model, self.config, folder, options.statistics, options.threads, show)
+                made = ways.make_ways(self._baselines, recipe)
+            with Session(
+                options.model,
+                n_ctx=max(options.lengths) + ANSWER_ROOM,
+                n_threads=options.threads,
+                n_gpu_layers=options.n_gpu_layers,
+                n_sequences=max(n_sequences, ways.n_sequences(self._baselines)),
+            ) as session:
+                yield Lab(options.model, session, self._results, self._info), made, folder
+
+    def run(self, tasks: Sequence[Task[Any, Any, Any, Found]]) -> list[Outcome[Found]]:
+        """Run tasks in all ways."""
+        with self.lab() as (lab, ways, _):
+            return run_tasks(lab, tasks, ways)
+
+    def report(self, table: Table) -> None:
+        """Show a table, or with `--json -` the lines of results in its place."""
+        if self._options.json != STDOUT:
+            common.stdout.print(table)
+            return
+        for record in self._results.records():
+            typer.echo(json.dumps(record._asdict()))
 
 
-def run_jobs(lab: Lab, jobs: list[Job]) -> list[tuple[Job, dict[str, Any]]]:
-    """Run jobs with a bar that shows the time left."""
+def run_tasks(
+    lab: Lab, tasks: Iterable[Task[Any, Any, Any, Found]], ways: Sequence[Way]
+) -> list[Outcome[Found]]:  # fmt: skip
+    """Run tasks with a bar that shows the time left."""
     with common.progress_bar() as bar:
         task = bar.add_task("prompts", total=None)
         return lab.run(
-            jobs, on_start=lambda total: bar.update(task, total=total), advance=lambda: bar.update(task, advance=1)
+            tasks,
+            ways,
+            on_start=lambda total: bar.update(task, total=total),
+            advance=lambda: bar.update(task, advance=1),
         )
-
-
-def _pair(text: str) -> tuple[int, int]:
-    try:
-        before, after = map(int, text.split(","))
-    except ValueError as error:
-        raise RidgeFillError(f"--pool {text!r}: expected rows before and after, like 5,5") from error
-    return before, after
-
-
-def _heads(text: str) -> tuple[tuple[int, int], ...]:
-    if not text:
-        return ()
-    try:
-        pairs = [part.split(".") for part in text.split(",")]
-        return tuple((int(layer), int(head)) for layer, head in pairs)
-    except ValueError as error:
-        raise RidgeFillError(f"--heads {text!r}: expected layer.head, like 9.6,11.1") from error

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -11,21 +11,19 @@ from rich.table import Table
 from pyridgefill.cli import common
 from pyridgefill.cli.eval_options import (
     EvalOptions,
+    Evaluation,
     NearOption,
     TextsOption,
     ThresholdOption,
-    lab,
-    run_jobs,
+    run_tasks,
     with_options,
 )
 from pyridgefill.errors import UsageError
 
 if TYPE_CHECKING:
-    from pyridgefill.evaluation.run.lab import Lab
+    from pyridgefill.evaluation.run.found import FarLosses
     from pyridgefill.evaluation.run.session import Session
-    from pyridgefill.evaluation.run.spliced import Splice
-    from pyridgefill.evaluation.run.way import Way
-    from pyridgefill.evaluation.tasks.jobs import Setting
+    from pyridgefill.evaluation.run.spliced import Spliced
 
 
 @with_options
@@ -33,114 +31,76 @@ def splice(
     options: EvalOptions,
     texts: TextsOption = 8,
     needles: Annotated[int, typer.Option("--needles", min=0, help="Needles of digits of each length.")] = 8,
-    groups: Annotated[
-        int, typer.Option("--groups", min=0, help="Groups of layers above the split; 0: each layer on its own.")
+    layer_groups: Annotated[
+        int, typer.Option("--layer-groups", min=0, help="Groups of layers above the split; 0: each on its own.")
     ] = 4,
     into: Annotated[
-        list[str] | None,
-        typer.Option("--into", help="fill: what exact parts recover; exact: what filled ones harm; repeatable [both]."),
-    ] = None,
-    near: NearOption = -1,
+        str, typer.Option("--into", help="fill: what exact parts recover; exact: what filled ones harm.")
+    ] = "fill,exact",
+    near: NearOption = None,
     threshold: ThresholdOption = 0.6931,
 ) -> None:
     """Exact K, V, states or layers in the filled memory, and the reverse: what do loss and retrieval recover?"""
-    from pyridgefill.evaluation.run.spliced import DIRECTIONS, Spliced
+    from pyridgefill.evaluation.run.spliced import DIRECTIONS, Spliced, States
     from pyridgefill.evaluation.run.ways import WAYS
-    from pyridgefill.evaluation.tasks.far_loss import default_near
+    from pyridgefill.evaluation.tasks.far_loss import FarLossParams
+    from pyridgefill.evaluation.tasks.needle import NeedleParams, SpliceNeedles
+    from pyridgefill.evaluation.tasks.splice import SpliceLoss
 
     if options.select not in ("", "none"):
         raise UsageError(
             f"--select {options.select}: splice tests change filled rows, and selected rows are not filled",
             "leave out --select",
         )
-    for name in options.baseline or []:
+    for name in options.baselines.split(","):
         if name in WAYS and (reason := WAYS[name].way.no_splice):
-            raise UsageError(f"--baseline {name}", reason)
-    directions = [common.choice("--into", name, tuple(DIRECTIONS)) for name in dict.fromkeys(into or DIRECTIONS)]
-    with lab(replace(options, select="none"), spliced=True) as (bench, setting, _):
-        skipped = default_near(setting.tail) if near < 0 else near
-        shape = {"lengths": options.lengths, "texts": texts, "near": skipped, "threshold": threshold}
-        exact, *variants = setting.variants
-        plain = _measure(bench, setting, shape, needles)
-        table = Table("tokens", "memory", "loss", "share, %", "far", "share, %", "found")
-        for variant in variants:
-            filled = {row.ctx: row for row in plain if row.variant is variant}
-            assert isinstance(variant, Spliced)
-            made = [variant.of(item) for item in _splices(bench.session, variant, groups, directions)]
-            losses = {ctx: row.loss for ctx, row in filled.items()}
-            spliced = _measure(bench, replace(setting, variants=[exact, *made]), shape, needles, losses)
-            for ctx, row in filled.items():
-                _add_exact(table, next(one for one in plain if one.ctx == ctx), row)
-                _add(table, row)
-                for one in spliced:
-                    if one.ctx == ctx and one.variant is not exact:
-                        _add(table, one)
-        common.stdout.print(table)
+            raise UsageError(f"--baselines {name}", reason)
+    directions = common.parse_names("--into", into, DIRECTIONS)
+    evaluation = Evaluation(replace(options, select="none"))
+    losses = [SpliceLoss(FarLossParams.of(shape, texts, near, threshold)) for shape in evaluation.shapes]
+    hidden = [SpliceNeedles(NeedleParams.at(shape, needles=needles)) for shape in evaluation.shapes if needles]
+    with evaluation.lab(n_sequences=Spliced.n_sequences) as (lab, made, folder):
+        states = States(folder, sink=evaluation.shapes[0].sink, tail=evaluation.shapes[0].tail)
+        exact, *filled = (Spliced(way, None, states) for way in made)
+        ways = [exact]
+        for way in filled:
+            ways += [way, *_with_splices(lab.session, way, layer_groups, directions)]
+        found = run_tasks(lab, losses, ways)
+        scores = {(row.task.params.ctx, row.way): row.found for row in run_tasks(lab, hidden, ways)}
+    table = Table("tokens", "memory", "loss", "share, %", "far", "share, %", "found")
+    for row in found:
+        ctx = row.task.params.ctx
+        score = scores.get((ctx, row.way))
+        shown = "" if score is None else f"{score.hits} of {score.prompts}"
+        if row.way is exact:
+            # the exact losses of the tokens that a filled result is about
+            groups = next(other.found.groups for other in found if other.task is row.task and other.way is filled[0])
+            numbers = [f"{groups[name].exact:.3f}" if groups and name in groups else "" for name in SpliceLoss.groups]
+            table.add_row(str(ctx), "exact", numbers[0], "", numbers[1], "", shown)
+        else:
+            assert isinstance(row.way, Spliced)
+            table.add_row(str(ctx), _memory(row.way), *_numbers(row.found), shown)
+    evaluation.report(table)
 
 
-@dataclass(frozen=True)
-class _Row:
-    """Results of one variant at one length."""
-
-    ctx: int
-    variant: Way
-    loss: dict[str, Any]
-    needles: dict[str, Any] | None
-
-    @property
-    def found(self) -> str:
-        return "" if self.needles is None else f"{self.needles['hits']} of {self.needles['prompts']}"
-
-
-def _splices(session: Session, variant: Way, groups: int, directions: list[str]) -> list[Splice]:
+def _with_splices(session: Session, way: Spliced, groups: int, directions: tuple[str, ...]) -> list[Spliced]:
     from pyridgefill.evaluation.run.spliced import make_splices
 
-    assert variant.config is not None
-    assert variant.config.split is not None
-    return make_splices(session.components(), variant.config.split, groups, directions)
+    assert way.config is not None
+    assert way.config.split is not None
+    return [way.of(item) for item in make_splices(session.components(), way.config.split, groups, directions)]
 
 
-def _measure(
-    bench: Lab,
-    setting: Setting,
-    shape: dict[str, Any],
-    needles: int,
-    filled: dict[int, dict[str, Any]] | None = None,
-) -> list[_Row]:
-    from pyridgefill.evaluation.tasks.jobs import needle_jobs
-    from pyridgefill.evaluation.tasks.splice_jobs import NEEDLE_TASK, loss_jobs
-
-    losses = loss_jobs(setting, **shape, filled=filled)
-    hidden = []
-    if needles:
-        lengths = shape["lengths"]
-        hidden = needle_jobs(setting, lengths=lengths, kinds=["digits"], needles=needles, task=NEEDLE_TASK)
-    results = [result for _, result in run_jobs(bench, losses + hidden)]
-    answers: list[dict[str, Any] | None] = [*results[len(losses) :]] or [None] * len(losses)
-    return [
-        _Row(job.params["ctx"], job.variant, loss, answer)
-        for job, loss, answer in zip(losses, results[: len(losses)], answers, strict=True)
-    ]
+def _memory(way: Spliced) -> str:
+    if way.splice is None:
+        return way.name
+    names = [way.name, "exact"] if way.splice.into == "fill" else ["exact", way.name]
+    return f"{' + '.join(names)} {way.splice.part} {way.splice.layers}"
 
 
-def _add_exact(table: Table, exact: _Row, filled: _Row) -> None:
-    groups = filled.loss["groups"]
-    numbers = [f"{groups[name]['exact']:.3f}" if name in groups else "" for name in ("all", "far")]
-    table.add_row(str(exact.ctx), "exact", numbers[0], "", numbers[1], "", exact.found)
-
-
-def _add(table: Table, row: _Row) -> None:
-    """A row of a filled variant, with or without a splice."""
-    splice: Splice | None = getattr(row.variant, "splice", None)
-    memory = row.variant.name
-    if splice is not None:
-        names = [memory, "exact"] if splice.into == "fill" else ["exact", memory]
-        memory = f"{' + '.join(names)} {splice.part} {splice.layers}"
-    cells = []
+def _numbers(found: FarLosses) -> list[str]:
+    numbers = []
     for name in ("all", "far"):
-        group, part = row.loss["groups"].get(name), row.loss.get("share", {}).get(name)
-        cells += [
-            "" if group is None else f"{group['fill']:.3f}",
-            "" if part is None or part["value"] is None else common.percent(part),
-        ]
-    table.add_row(str(row.ctx), memory, *cells, row.found)
+        group, part = (found.groups or {}).get(name), (found.share or {}).get(name)
+        numbers += ["" if group is None else f"{group.fill:.3f}", "" if part is None else part.percent()]
+    return numbers

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -11,13 +12,16 @@ from rich.table import Table
 from pyridgefill.cli import common
 from pyridgefill.cli.eval_options import (
     EvalOptions,
+    Evaluation,
     NearOption,
     TextsOption,
     ThresholdOption,
-    lab,
-    run_jobs,
     with_options,
 )
+
+if TYPE_CHECKING:
+    from pyridgefill.evaluation.run.found import Choices, Scores
+    from pyridgefill.evaluation.run.lab import Outcome
 
 app = typer.Typer(
     name="eval",
@@ -26,37 +30,27 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-KindsOption = Annotated[
-    list[str] | None,
-    typer.Option("--kinds", help="digits, words, identifiers, german, chinese, uuids, multi-key; repeatable [digits]."),
-]
-
 
 @app.command("needle")
 @with_options
 def needle(
     options: EvalOptions,
     needles: Annotated[int, typer.Option("--needles", min=1, help="Needles of each kind and length.")] = 20,
-    kinds: KindsOption = None,
+    kinds: Annotated[
+        str, typer.Option("--kinds", help="Some of digits,words,identifiers,german,chinese,uuids,multi-key.")
+    ] = "digits",
     keys: Annotated[int, typer.Option("--keys", min=2, help="Needles in one text of kind multi-key.")] = 4,
-    groups: Annotated[
-        list[str] | None,
-        typer.Option("--groups", help="Where needles are: filled, tail, sink or absent; repeatable [filled]."),
-    ] = None,
+    places: Annotated[
+        str, typer.Option("--places", help="Where needles are: some of filled,tail,sink,absent.")
+    ] = "filled",
 ) -> None:
     """Values hidden in the filled rows: does the answer contain the right one?"""
-    from pyridgefill.evaluation.tasks.jobs import needle_jobs
+    from pyridgefill.evaluation.tasks.needle import ALL_KINDS, PLACES, needle_tasks
 
-    with lab(options) as (bench, setting, _):
-        jobs = needle_jobs(
-            setting,
-            lengths=options.lengths,
-            kinds=kinds or ["digits"],
-            needles=needles,
-            keys=keys,
-            groups=groups or ["filled"],
-        )
-        _show_scores("needles", run_jobs(bench, jobs))
+    chosen = common.parse_names("--kinds", kinds, ALL_KINDS), common.parse_names("--places", places, PLACES)
+    evaluation = Evaluation(options)
+    tasks = needle_tasks(evaluation.shapes, kinds=chosen[0], places=chosen[1], needles=needles, keys=keys)
+    evaluation.report(_scores("needles", evaluation.run(tasks)))
 
 
 @app.command("ruler")
@@ -64,41 +58,35 @@ def needle(
 def ruler(
     options: EvalOptions,
     prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts of each task and length.")] = 20,
-    task: Annotated[list[str] | None, typer.Option("--task", help="A task; repeatable [all].")] = None,
+    tasks: Annotated[str, typer.Option("--tasks", help="Like single-noise,multi-key [all].")] = "",
     squad: Annotated[Path | None, typer.Option("--squad", help="Questions in SQuAD's format, for the task qa.")] = None,
 ) -> None:
     """The task families of RULER: retrieval, variable tracking, word counts, question answering."""
-    from pyridgefill.evaluation.prompts.ruler import tasks
-    from pyridgefill.evaluation.tasks.jobs import ruler_jobs
+    from pyridgefill.evaluation.tasks.ruler import find_families, ruler_tasks
 
-    chosen = task or [*tasks(), *(["qa"] if squad is not None else [])]
-    with lab(options) as (bench, setting, _):
-        jobs = ruler_jobs(setting, lengths=options.lengths, tasks=chosen, prompts=prompts, squad=squad)
-        _show_scores("ruler", run_jobs(bench, jobs))
+    families = find_families([name.strip() for name in tasks.split(",")] if tasks else [], squad)
+    evaluation = Evaluation(options)
+    made = ruler_tasks(evaluation.shapes, families, prompts=prompts, squad=squad)
+    evaluation.report(_scores("ruler", evaluation.run(made)))
 
 
 @app.command("far-loss")
 @with_options
 def far_loss(
-    options: EvalOptions,
-    texts: TextsOption = 8,
-    near: NearOption = -1,
-    threshold: ThresholdOption = 0.6931,
+    options: EvalOptions, texts: TextsOption = 8, near: NearOption = None, threshold: ThresholdOption = 0.6931
 ) -> None:
     """Loss on the tokens of the tail that depend on distant context."""
-    from pyridgefill.evaluation.tasks.far_loss import default_near
-    from pyridgefill.evaluation.tasks.jobs import far_loss_jobs
+    from pyridgefill.evaluation.tasks.far_loss import FarLoss, FarLossParams
 
-    with lab(options) as (bench, setting, _):
-        skipped = default_near(setting.tail) if near < 0 else near
-        jobs = far_loss_jobs(setting, lengths=options.lengths, texts=texts, near=skipped, threshold=threshold)
-        table = Table("tokens", "variant", "group", "n", "exact", "loss", "removed", "loss, %", "perplexity, %")
-        for job, result in run_jobs(bench, jobs):
-            for name, group in result.get("groups", {}).items():
-                numbers = [f"{group[key]:.3f}" for key in ("exact", "fill", "removed")]
-                changes = [common.percent(group[key], "+.1f") for key in ("relative", "perplexity")]
-                table.add_row(str(job.params["ctx"]), job.variant.name, name, str(group["tokens"]), *numbers, *changes)
-        common.stdout.print(table)
+    evaluation = Evaluation(options)
+    tasks = [FarLoss(FarLossParams.of(shape, texts, near, threshold)) for shape in evaluation.shapes]
+    table = Table("tokens", "way", "group", "n", "exact", "loss", "removed", "loss, %", "perplexity, %")
+    for row in evaluation.run(tasks):
+        for name, group in (row.found.groups or {}).items():
+            numbers = [f"{loss:.3f}" for loss in (group.exact, group.fill, group.removed)]
+            changes = [change.percent("+.1f") for change in (group.relative, group.perplexity)]
+            table.add_row(*_head(row), name, str(group.tokens), *numbers, *changes)
+    evaluation.report(table)
 
 
 @app.command("kld")
@@ -111,23 +99,22 @@ def kld(
     ] = 32,
 ) -> None:
     """KL divergence from the exact model and top-1 agreement, on the tail and on what the exact model says next."""
-    from pyridgefill.evaluation.tasks.jobs import kld_jobs
+    from pyridgefill.evaluation.tasks.kld import Kld, KldParams
 
-    with lab(options) as (bench, setting, folder):
-        jobs = kld_jobs(setting, lengths=options.lengths, texts=texts, generated=generated, folder=folder)
-        table = Table("tokens", "variant", "loss", "perplexity", "rows", "n", "KL", "KL, 99 %", "top-1, %")
-        for job, result in run_jobs(bench, jobs):
-            head = [str(job.params["ctx"]), job.variant.name, f"{result['loss']:.4f}", f"{result['perplexity']:.3f}"]
-            if job.variant.name == "exact":
-                table.add_row(*head)
-            for part in ("tail", "generated"):
-                if part in result:
-                    row = result[part]
-                    table.add_row(
-                        *head, part, str(row["rows"]), common.interval(row["kl"], ".4f"), f"{row['kl_99']:.3f}",
-                        common.percent(row["top1"], ".1f"),
-                    )  # fmt: skip
-        common.stdout.print(table)
+    evaluation = Evaluation(options)
+    tasks = [Kld(KldParams.at(shape, texts=texts, generated=generated)) for shape in evaluation.shapes]
+    table = Table("tokens", "way", "loss", "perplexity", "rows", "n", "KL", "KL, 99 %", "top-1, %")
+    for row in evaluation.run(tasks):
+        found = row.found
+        head = [*_head(row), f"{found.loss:.4f}", f"{found.perplexity:.3f}"]
+        parts = {"tail": found.tail, "generated": found.generated}
+        if not any(parts.values()):
+            table.add_row(*head)
+        for name, part in parts.items():
+            if part is not None:
+                numbers = part.kl.show(".4f"), f"{part.kl_99:.3f}", part.top1.percent(".1f")
+                table.add_row(*head, name, str(part.rows), *numbers)
+    evaluation.report(table)
 
 
 @app.command("perplexity")
@@ -140,20 +127,21 @@ def perplexity(
     ] = None,
 ) -> None:
     """Perplexity of rows at the end of texts, which run exact behind the filled ones."""
-    from pyridgefill.evaluation.tasks.perplexity import perplexity_jobs
+    from pyridgefill.evaluation.tasks.perplexity import PerplexityParams, PerplexityTask
 
-    with lab(options) as (bench, setting, _):
-        jobs = perplexity_jobs(setting, lengths=options.lengths, texts=texts, score=score)
-        table = Table("tokens", "variant", "scored", "loss", "perplexity", "difference, nats", "perplexity, %")
-        for job, result in run_jobs(bench, jobs):
-            changes = (
-                [common.interval(result["difference"], "+.4f"), common.percent(result["relative"], "+.2f")]
-                if "difference" in result
-                else []
-            )
-            numbers = [str(result["tokens"]), f"{result['loss']:.4f}", common.interval(result["perplexity"], ".3f")]
-            table.add_row(str(job.params["ctx"]), job.variant.name, *numbers, *changes)
-        common.stdout.print(table)
+    evaluation = Evaluation(options)
+    tasks = [
+        PerplexityTask(PerplexityParams.at(shape, texts=texts, score=shape.tail if score is None else score))
+        for shape in evaluation.shapes
+    ]
+    table = Table("tokens", "way", "scored", "loss", "perplexity", "difference, nats", "perplexity, %")
+    for row in evaluation.run(tasks):
+        found = row.found
+        numbers = [str(found.tokens), f"{found.loss:.4f}", found.perplexity.show(".3f")]
+        if found.difference is not None and found.relative is not None:
+            numbers += [found.difference.show("+.4f"), found.relative.percent("+.2f")]
+        table.add_row(*_head(row), *numbers)
+    evaluation.report(table)
 
 
 @app.command("longbench")
@@ -164,34 +152,37 @@ def longbench(
     limit: Annotated[int, typer.Option("--limit", min=0, help="The first records only; 0: all.")] = 0,
 ) -> None:
     """LongBench v2: multiple choice over long texts, by the logits of the letters; long texts lose their middle."""
-    from pyridgefill.evaluation.tasks.jobs import longbench_jobs
+    from pyridgefill.evaluation.tasks.longbench import longbench_tasks
 
-    with lab(options) as (bench, setting, _):
-        jobs = longbench_jobs(setting, lengths=options.lengths, path=data, limit=limit)
-        table = Table("tokens", "variant", "right", "%", "difference, points", "p", "same choice, %")
-        for job, result in run_jobs(bench, jobs):
-            same = common.percent(result["same_choice"]) if "same_choice" in result else ""
-            table.add_row(str(job.params["ctx"]), job.variant.name, *_hits(result), same)
-        common.stdout.print(table)
+    evaluation = Evaluation(options)
+    tasks = longbench_tasks(evaluation.shapes, data, limit)
+    table = Table("tokens", "way", "right", "%", "difference, points", "p", "same choice, %")
+    for row in evaluation.run(tasks):
+        same = row.found.same_choice
+        table.add_row(*_head(row), *_hits(row.found), "" if same is None else same.percent())
+    evaluation.report(table)
 
 
-def _show_scores(title: str, rows: list[tuple[Any, dict[str, Any]]]) -> None:
-    absent = any("false_rate" in result for _, result in rows)
+def _head(row: Outcome[Any]) -> tuple[str, str]:
+    return str(row.task.params.ctx), row.way.name
+
+
+def _scores(title: str, rows: Sequence[Outcome[Scores]]) -> Table:
+    absent = any(row.found.false_rate is not None for row in rows)
     more = ["false, %"] if absent else []
-    table = Table("tokens", "kind", "variant", "found", "%", "difference, points", "p", "score", *more, title=title)
-    for job, result in rows:
-        kind = ", ".join(str(job.params[name]) for name in ("kind", "group") if name in job.params)
-        score = f"{result['score']['value']:.3f}"
-        false = [common.percent(result["false_rate"])] if "false_rate" in result else []
-        table.add_row(str(job.params["ctx"]), kind, job.variant.name, *_hits(result), score, *false)
-    common.stdout.print(table)
+    table = Table("tokens", "way", "kind", "found", "%", "difference, points", "p", "score", *more, title=title)
+    for row in rows:
+        cell, false = row.task.cell(), row.found.false_rate
+        kind = ", ".join(str(cell[name]) for name in ("kind", "group") if name in cell)
+        shown = [] if false is None else [false.percent()]
+        table.add_row(*_head(row), kind, *_hits(row.found), f"{row.found.score.value:.3f}", *shown)
+    return table
 
 
-def _hits(result: dict[str, Any]) -> list[str]:
-    compared = "difference" in result
+def _hits(found: Scores | Choices) -> list[str]:
     return [
-        f"{result['hits']} of {result['prompts']}",
-        common.percent(result["accuracy"]),
-        common.interval(result["difference"], "+.0f") if compared else "",
-        f"{result['mcnemar_p']:.3f}" if compared else "",
+        f"{found.hits} of {found.prompts}",
+        found.accuracy.percent(),
+        "" if found.difference is None else found.difference.show("+.0f"),
+        "" if found.mcnemar_p is None else f"{found.mcnemar_p:.3f}",
     ]

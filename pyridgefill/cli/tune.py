@@ -95,12 +95,11 @@ def tune(
     threads = threads or len(os.sched_getaffinity(0))
 
     # these load the native library
-    from pyridgefill.chat import chat_formatter
     from pyridgefill.evaluation.run.lab import Lab
     from pyridgefill.evaluation.run.results import ResultFile
     from pyridgefill.evaluation.run.session import Session
+    from pyridgefill.evaluation.run.task import Params
     from pyridgefill.evaluation.run.ways import baselines, n_sequences
-    from pyridgefill.evaluation.tasks.jobs import Setting
     from pyridgefill.tuning.document import make_document
     from pyridgefill.tuning.maps import MapStore
     from pyridgefill.tuning.sweep import Plan, Sweep
@@ -124,11 +123,10 @@ def tune(
             model, statistics, folder, results, recommended=recommended, prompts=head_prompts,
             on_step=_Steps(bar).show, **engine,
         )  # fmt: skip
-        chat = chat_formatter(session, add_generation_prompt=True)
-        setting = Setting(session, chat, (), sink, grid.tails[0], seed, corpus)
+        shape = Params(ctx=max(lengths), sink=sink, tail=grid.tails[0], seed=seed, corpus=corpus)
         info = common.run_info(threads)
         lab = Lab(model, session, results, info)
-        sweep = Sweep(plan, lab, setting, store, statistics, Path(temporary), _Prompts(bar))
+        sweep = Sweep(plan, lab, shape, store, statistics, Path(temporary), _Prompts(bar))
         try:
             sweep.run()
         except KeyboardInterrupt:

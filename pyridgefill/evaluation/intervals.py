@@ -24,6 +24,17 @@ class Interval:
     low: float
     high: float
 
+    def show(self, form: str, factor: float = 1) -> str:
+        """In words, `factor` times as large; a value that is NaN is empty."""
+        value, *bounds = (format(factor * number, form) for number in (self.value, self.low, self.high))
+        if math.isnan(self.value):
+            return ""
+        return value if math.isnan(self.low) or math.isnan(self.high) else f"{value} ({bounds[0]} to {bounds[1]})"
+
+    def percent(self, form: str = ".0f") -> str:
+        """A share in percent."""
+        return self.show(form, 100)
+
 
 def wilson(hits: int, n: int, confidence: float = CONFIDENCE) -> Interval:
     """Share of hits with its Wilson score interval (Wilson 1927).

@@ -103,6 +103,13 @@ def _read_base_model(shards: tuple[Path, ...], _stamps: tuple[tuple[int, ...], .
     )
 
 
+def trained_ctx(path: str | os.PathLike[str]) -> int | None:
+    """Tokens of the longest prompt that a model was trained for; None if its file does not say."""
+    head = GGUFFile(model_shards(path)[0], ModelError)
+    key = f"{head.text('general.architecture')}.context_length"
+    return head.whole(key) if key in head.types else None
+
+
 def difference(expected: BaseModel, found: BaseModel) -> str:
     """In what two models differ, in words."""
     names = {

@@ -17,7 +17,7 @@ from pyridgefill.evaluation.prompts.needle import KINDS, KeyedText, make_keyed_t
 from pyridgefill.evaluation.prompts.text import text_windows
 from pyridgefill.evaluation.run.session import Session
 from pyridgefill.evaluation.tasks.loss import tail_losses
-from pyridgefill.evaluation.tasks.prompts import count_hits
+from pyridgefill.evaluation.tasks.scored import count_hits
 from pyridgefill.maps import read_base_model
 
 # keys and values that no head was chosen by

@@ -12,14 +12,16 @@ from typing import Any
 
 from pyridgefill import __version__
 from pyridgefill.evaluation.intervals import wilson
-from pyridgefill.evaluation.run.lab import Result, model_cell
+from pyridgefill.evaluation.run.found import FarLosses, Scores, Speed
+from pyridgefill.evaluation.run.lab import model_cell
 from pyridgefill.evaluation.run.results import ResultFile, plain
+from pyridgefill.evaluation.run.typed import to_json
 from pyridgefill.evaluation.run.ways import baselines
 from pyridgefill.evaluation.tasks.far_loss import DEFAULT_THRESHOLD, default_near
 from pyridgefill.maps import BaseModel
 from pyridgefill.tuning.grid import Point
 from pyridgefill.tuning.rules import SAME_SPEED
-from pyridgefill.tuning.sweep import Measured, Sweep
+from pyridgefill.tuning.sweep import Measured, Numbers, Sweep
 
 FORMAT = 1
 
@@ -54,7 +56,7 @@ def make_document(
         Results of `pyridgefill eval splice`; those of other models are left out.
     """
     assert sweep.recommendation is not None
-    plan, sink = sweep.plan, sweep.setting.sink
+    plan, sink = sweep.plan, sweep.shape.sink
     best = _find(sweep, sweep.recommendation.trial.point)
     document = {
         "format": FORMAT,
@@ -86,7 +88,7 @@ def make_document(
             "sink": sink,
             "near": {str(tail): default_near(tail) for tail in plan.grid.tails},
             "threshold": DEFAULT_THRESHOLD,
-            "corpus": sweep.setting.corpus,
+            "corpus": sweep.shape.corpus,
             "max_loss_increase": plan.max_loss_increase,
             "same_speed": SAME_SPEED,
         },
@@ -120,7 +122,7 @@ def server_command(sweep: Sweep, best: Measured) -> list[str]:
         "--ridgefill-maps": str(maps),
         "--ridgefill-split": str(point.split),
         "--ridgefill-tail": str(point.tail),
-        "--ridgefill-sink": str(sweep.setting.sink),
+        "--ridgefill-sink": str(sweep.shape.sink),
         "--ridgefill-select": point.select,
     }
     if point.budget:
@@ -154,60 +156,60 @@ def _point(item: Measured, sweep: Sweep) -> dict[str, Any]:
             point |= {"maps": item.maps["file"], "heads": [f"{layer}.{head}" for layer, head in item.heads]}
             trial = next(trial for trial in sweep.trials if trial.point == settings)
             point["faults"] = trial.faults(sweep.plan.max_loss_increase)
-    point["lengths"] = [{"ctx": ctx, **_numbers(tasks)} for ctx, tasks in sorted(item.results.items())]
+    point["lengths"] = [{"ctx": ctx, **_numbers(found)} for ctx, found in sorted(item.results.items())]
     return point
 
 
-def _numbers(tasks: dict[str, list[Result]]) -> dict[str, Any]:
+def _numbers(found: Numbers) -> dict[str, Any]:
     """What a report shows of one way at one length."""
-    needles = tasks["needle"]
-    hits, prompts = sum(item["hits"] for item in needles), sum(item["prompts"] for item in needles)
-    found: dict[str, Any] = {
+    needles, kld, losses = found.needles, found.kld, found.far
+    hits, prompts = sum(item.hits for item in needles), sum(item.prompts for item in needles)
+    assert kld is not None
+    numbers: dict[str, Any] = {
         "needles": {"hits": hits, "prompts": prompts, **asdict(wilson(hits, prompts))},
         "depths": _by_depth(needles),
+        "loss": kld.loss,
     }
-    (kld,), (losses,) = tasks["kld"], tasks["far-loss"]
-    found["loss"] = kld["loss"]
-    if "tail" in kld:
-        found["kl"], found["kl_99"], found["top1"] = kld["tail"]["kl"], kld["tail"]["kl_99"], kld["tail"]["top1"]
-    if "groups" in losses:
-        found["losses"] = losses["groups"]
-    if "mcnemar_p" in needles[0] and len(needles) == 1:
-        found["needles"]["mcnemar_p"] = needles[0]["mcnemar_p"]
-    if "ttft" in tasks:
-        (timing,) = tasks["ttft"]
-        found["ttft"] = {
-            "ratio": timing["ratio"],
-            "low": min(timing["ratios"]),
-            "high": max(timing["ratios"]),
-            "pairs": len(timing["ratios"]),
-            "filled_rows": timing["n_filled"],
-            "selected_rows": timing["n_selected"],
-            "exact_seconds": timing["seconds"]["exact"],
-            "fill_seconds": timing["seconds"]["fill"],
+    if kld.tail is not None:
+        numbers |= {"kl": asdict(kld.tail.kl), "kl_99": kld.tail.kl_99, "top1": asdict(kld.tail.top1)}
+    if losses.groups is not None:
+        numbers["losses"] = to_json(losses.groups)
+    if len(needles) == 1 and needles[0].mcnemar_p is not None:
+        numbers["needles"]["mcnemar_p"] = needles[0].mcnemar_p
+    if found.speed is not None:
+        timing = found.speed
+        numbers["ttft"] = {
+            "ratio": timing.ratio,
+            "low": min(timing.ratios),
+            "high": max(timing.ratios),
+            "pairs": len(timing.ratios),
+            "filled_rows": timing.n_filled,
+            "selected_rows": timing.n_selected,
+            "exact_seconds": list(timing.seconds["exact"]),
+            "fill_seconds": list(timing.seconds["fill"]),
         }
-    return found
+    return numbers
 
 
-def _by_depth(needles: Sequence[Result]) -> list[dict[str, Any]]:
+def _by_depth(needles: Sequence[Scores]) -> list[dict[str, Any]]:
     """Hits by depth, kinds together."""
     counts: dict[float, tuple[int, int]] = {}
     for result in needles:
-        for item in result["by_depth"]:
-            hits, prompts = counts.get(item["depth"], (0, 0))
-            counts[item["depth"]] = hits + round(item["value"] * item["prompts"]), prompts + item["prompts"]
+        for item in result.by_depth:
+            hits, prompts = counts.get(item.depth, (0, 0))
+            counts[item.depth] = hits + round(item.value * item.prompts), prompts + item.prompts
     return [
         {"depth": depth, "hits": hits, "prompts": prompts, **asdict(wilson(hits, prompts))}
         for depth, (hits, prompts) in sorted(counts.items())
     ]
 
 
-def _breakdown(timing: Result) -> dict[str, Any]:
+def _breakdown(timing: Speed) -> dict[str, Any]:
     """Seconds of one prompt by what they are spent on, medians over repetitions."""
-    seconds = timing["seconds"]
+    seconds = timing.seconds
     plain_runs = seconds["plain"] or seconds["fill"]
-    if timing["filled_seconds"]:
-        filled = median(timing["filled_seconds"])
+    if timing.filled_seconds:
+        filled = median(timing.filled_seconds)
         parts = {"lower layers and maps": filled, "tail": median(plain_runs) - filled}
     else:
         # a device worked on while the program went on
@@ -221,7 +223,10 @@ def _breakdown(timing: Result) -> dict[str, Any]:
 def _splices(results: ResultFile, model: Path) -> Iterator[dict[str, Any]]:
     """What exact parts recover and filled ones cause, of this model's own maps."""
     digest = model_cell(model)["model_digest"]
-    for cell, result, _ in results.records():
-        wanted = cell.get("task") == "splice" and cell.get("model_digest") == digest
-        if wanted and "splice" in cell and cell["variant"] == "fill":
-            yield {**{key: cell[key] for key in ("ctx", "tail", "split")}, **cell["splice"], "share": result["share"]}
+    for record in results.records():
+        if record.cell.get("task") != "splice" or record.cell.get("model_digest") != digest:
+            continue
+        cell, share = record.about, record.found(FarLosses).share
+        if cell.splice is not None and cell.variant == "fill":
+            place = {"ctx": cell.ctx, "tail": cell.tail, "split": cell.split}
+            yield {**place, **to_json(cell.splice), "share": to_json(share)}

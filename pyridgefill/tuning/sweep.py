@@ -10,13 +10,16 @@ from typing import Any, Protocol
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.run.exact import EXACT
 from pyridgefill.evaluation.run.filled import Filled
-from pyridgefill.evaluation.run.lab import Job, Lab, Result
+from pyridgefill.evaluation.run.found import Divergence, FarLosses, Scores, Speed
+from pyridgefill.evaluation.run.lab import Lab
 from pyridgefill.evaluation.run.settings import resolve
+from pyridgefill.evaluation.run.task import Found, Params, Task
 from pyridgefill.evaluation.run.way import Recipe, Way
 from pyridgefill.evaluation.run.ways import make_ways
-from pyridgefill.evaluation.tasks.far_loss import DEFAULT_THRESHOLD, default_near
-from pyridgefill.evaluation.tasks.jobs import Setting, far_loss_jobs, kld_jobs, needle_jobs
-from pyridgefill.evaluation.tasks.speed import speed_jobs
+from pyridgefill.evaluation.tasks.far_loss import FarLoss, FarLossParams
+from pyridgefill.evaluation.tasks.kld import Kld, KldParams
+from pyridgefill.evaluation.tasks.needle import Needles, needle_tasks
+from pyridgefill.evaluation.tasks.speed import SpeedParams, SpeedTask, Timed
 from pyridgefill.maps import RetrievalHead, read_maps
 from pyridgefill.tuning.grid import Grid, Point
 from pyridgefill.tuning.maps import MapStore, to_heads
@@ -66,6 +69,16 @@ class Plan:
     max_loss_increase: float
 
 
+@dataclass
+class Numbers:
+    """What was measured in one way at one length: needles of each kind, losses, divergence, and time if it was."""
+
+    needles: list[Scores] = field(default_factory=list)
+    far: FarLosses = field(default_factory=FarLosses)
+    kld: Divergence | None = None
+    speed: Speed | None = None
+
+
 @dataclass(frozen=True)
 class Measured:
     """One way to run prompts and its results.
@@ -79,7 +92,7 @@ class Measured:
     point
         None: exact.
     results
-        `{ctx: {task: [result, ...]}}`, several for tasks of several kinds.
+        By length.
     maps
         What `MapStore.get` returned; None for exact and baselines.
     heads
@@ -90,9 +103,24 @@ class Measured:
     name: str
     point: Point | None
     tail: int
-    results: dict[int, dict[str, list[Result]]]
+    results: dict[int, Numbers]
     maps: dict[str, Any] | None = None
     heads: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """What each setting is measured on."""
+
+    needles: list[Needles]
+    far: list[FarLoss]
+    kld: list[Kld]
+
+    @property
+    def size(self) -> int:
+        """Prompts and texts."""
+        tasks: list[Task[Any, Any, Any, Any]] = [*self.needles, *self.far, *self.kld]
+        return sum(task.size for task in tasks)
 
 
 @dataclass(frozen=True)
@@ -111,19 +139,19 @@ class Sweep:
 
     Attributes
     ----------
-    plan, lab, setting
-        What to try; the session and where results go; prompts, seed and corpus (its variants and tail are replaced).
+    plan, lab, shape
+        What to try; the session and where results go; sink, seed and corpus (length and tail are replaced).
     store, statistics
         The maps, and the sums they come from.
     folder
-        For logits and baselines; deleted by the caller.
+        For baselines; deleted by the caller.
     progress
         Told about each prompt.
     """
 
     plan: Plan
     lab: Lab
-    setting: Setting
+    shape: Params
     store: MapStore
     statistics: Path
     folder: Path
@@ -132,14 +160,14 @@ class Sweep:
     stopped: list[Stop] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     recommendation: Recommendation | None = None
-    parts: dict[int, Result] = field(default_factory=dict)
+    parts: dict[int, Speed] = field(default_factory=dict)
 
     def run(self) -> None:
         """Everything; what the results hold is not run again."""
         grid = self.plan.grid
         for tail in grid.tails:
             # what cannot be asked for is refused before anything is computed
-            self._needle_jobs(replace(self.setting, variants=(), tail=tail))
+            self._diagnostics(tail)
         heads: list[RetrievalHead] | None = None if any(grid.budgets) else []
         maps = self.store.get(tuple(sorted(grid.splits)), grid.targets[0], grid.ranks[0], grid.types[0], heads)
         for tail in sorted(grid.tails):
@@ -155,15 +183,15 @@ class Sweep:
         points = [point for family in families for point in family]
         configs = {point: self._config(point, maps) for point in points}
         variants: dict[Point, Way] = {point: Filled("fill", config) for point, config in configs.items()}
-        bench = self._bench(tail, [EXACT, *variants.values()], "sweep")
-        sizes = sum(job.size for job in bench if job.variant is EXACT)
-        per_point = sizes + 2 * self.plan.repeats * len(self.plan.lengths)
+        tasks = self._diagnostics(tail)
+        sizes = tasks.size
+        per_point = sizes + self.plan.repeats * len(self.plan.lengths)
         self.progress.total(sizes + per_point * len(points))
-        exact = self._measure(bench, EXACT)
+        exact = self._measure(tasks, EXACT)
         self.measured.append(Measured("exact", "exact", None, tail, exact))
 
         def measure(point: Point) -> Trial:
-            found = self._measure(bench, variants[point], configs[point])
+            found = self._measure(tasks, variants[point], configs[point])
             return self._add("sweep", point, found, exact, maps, configs[point])
 
         for family in families:
@@ -188,15 +216,15 @@ class Sweep:
             *make_ways(selecting, Recipe(self.lab.model, config, self.folder, self.statistics))[2:],
             *make_ways(plain, Recipe(self.lab.model, replace(config, select="none", heads=()), self.folder))[2:],
         ]
-        bench = self._bench(point.tail, [EXACT, *variants, *baselines], "neighbours")
-        sizes = sum(job.size for job in bench if job.variant is EXACT)
-        timing = 2 * self.plan.repeats * len(self.plan.lengths)
+        tasks = self._diagnostics(point.tail)
+        sizes = tasks.size
+        timing = self.plan.repeats * len(self.plan.lengths)
         self.progress.total(sizes * (len(variants) + len(baselines)) + timing * len(variants))
         exact = next(item for item in self.measured if item.point is None and item.tail == point.tail).results
         for (role, other, made, config), variant in zip(others, variants, strict=True):
-            self._add(role, other, self._measure(bench, variant, config), exact, made, config)
+            self._add(role, other, self._measure(tasks, variant, config), exact, made, config)
         for variant in baselines:
-            found = self._measure(bench, variant)
+            found = self._measure(tasks, variant)
             self.measured.append(Measured("baseline", variant.name, point, point.tail, found))
 
     def _config(self, point: Point, maps: dict[str, Any]) -> RidgeFillConfig:
@@ -204,64 +232,64 @@ class Sweep:
         wanted = RidgeFillConfig(
             path,
             split=point.split,
-            sink=self.setting.sink,
+            sink=self.shape.sink,
             tail=point.tail,
             select="attention" if point.budget else "none",
             budget=point.budget or None,
         )
         return resolve(wanted, read_maps(path))
 
-    def _bench(self, tail: int, variants: Sequence[Way], name: str) -> list[Job]:
-        """The jobs of all diagnostics, in all variants."""
+    def _diagnostics(self, tail: int) -> Diagnostics:
+        """The tasks of each length, for one tail; made again they are the same, but without what was prepared."""
         plan = self.plan
-        setting = replace(self.setting, variants=variants, tail=tail)
-        place = self.folder / f"{name}-{tail}"
-        place.mkdir()
-        near = default_near(tail)
-        return [
-            *self._needle_jobs(setting),
-            *far_loss_jobs(setting, lengths=plan.lengths, texts=plan.texts, near=near, threshold=DEFAULT_THRESHOLD),
-            *kld_jobs(setting, lengths=plan.lengths, texts=plan.texts, generated=0, folder=place),
-        ]
+        shapes = [replace(self.shape, ctx=ctx, tail=tail) for ctx in plan.lengths]
+        return Diagnostics(
+            needle_tasks(shapes, kinds=plan.kinds, needles=plan.needles, keys=plan.keys),
+            [FarLoss(FarLossParams.of(shape, plan.texts)) for shape in shapes],
+            [Kld(KldParams.at(shape, texts=plan.texts, generated=0)) for shape in shapes],
+        )
 
-    def _needle_jobs(self, setting: Setting) -> list[Job]:
-        plan = self.plan
-        return needle_jobs(setting, lengths=plan.lengths, kinds=plan.kinds, needles=plan.needles, keys=plan.keys)
-
-    def _measure(
-        self, bench: Sequence[Job], variant: Way, config: RidgeFillConfig | None = None
-    ) -> dict[int, dict[str, list[Result]]]:
-        """The results of one variant, and with a configuration its time to first token."""
-        jobs = [job for job in bench if job.variant is EXACT or job.variant is variant]
-        found: dict[int, dict[str, list[Result]]] = {ctx: {} for ctx in self.plan.lengths}
-        for job, result in self._run(jobs, sum(job.size for job in jobs if job.variant is variant)):
-            if job.variant is variant:
-                found[job.params["ctx"]].setdefault(job.task, []).append(result)
+    def _measure(self, tasks: Diagnostics, way: Way, config: RidgeFillConfig | None = None) -> dict[int, Numbers]:
+        """The results of one way, and with a configuration its time to first token."""
+        ways = [EXACT] if way is EXACT else [EXACT, way]
+        found = {ctx: Numbers() for ctx in self.plan.lengths}
+        for ctx, scores in self._run(tasks.needles, ways):
+            found[ctx].needles.append(scores)
+        for ctx, losses in self._run(tasks.far, ways):
+            found[ctx].far = losses
+        for ctx, divergence in self._run(tasks.kld, ways):
+            found[ctx].kld = divergence
         if config is not None:
-            for ctx, result in self._time(config, parts=False).items():
-                found[ctx]["ttft"] = [result]
+            for ctx, speed in self._time(config, parts=False).items():
+                found[ctx].speed = speed
         return found
 
-    def _time(self, config: RidgeFillConfig, *, parts: bool) -> dict[int, Result]:
-        plan = self.plan
-        jobs = speed_jobs(config, lengths=plan.lengths, repeats=plan.repeats, corpus=self.setting.corpus, parts=parts)
-        planned = sum(job.size for job in jobs)
+    def _time(self, config: RidgeFillConfig, *, parts: bool) -> dict[int, Speed]:
+        assert config.tail is not None
+        shapes = [replace(self.shape, ctx=ctx, tail=config.tail) for ctx in self.plan.lengths]
+        params = [SpeedParams.at(shape, repeats=self.plan.repeats, parts=None if parts else False) for shape in shapes]
+        tasks = [SpeedTask(item) for item in params]
         if parts:
-            self.progress.total(planned)
-        return {job.params["ctx"]: result for job, result in self._run(jobs, planned)}
+            self.progress.total(sum(task.size for task in tasks))
+        return dict(self._run(tasks, [Timed(config)]))
 
-    def _run(self, jobs: Sequence[Job], planned: int) -> list[tuple[Job, Result]]:
-        """Run jobs; units that were planned and need not be run are taken off the total."""
-        return self.lab.run(
-            jobs, on_start=lambda left: self.progress.total(left - planned), advance=self.progress.advance
+    def _run(self, tasks: Sequence[Task[Any, Any, Any, Found]], ways: Sequence[Way]) -> list[tuple[int, Found]]:
+        """Results of the last way by length; prompts that were planned and need not be run are off the total."""
+        planned = sum(task.size for task in tasks)
+        rows = self.lab.run(
+            tasks,
+            ways,
+            on_start=lambda left: self.progress.total(left - planned),
+            advance=self.progress.advance,
         )
+        return [(row.task.params.ctx, row.found) for row in rows if row.way is ways[-1]]
 
     def _add(
         self,
         role: str,
         point: Point,
-        found: dict[int, dict[str, list[Result]]],
-        exact: dict[int, dict[str, list[Result]]],
+        found: dict[int, Numbers],
+        exact: dict[int, Numbers],
         maps: dict[str, Any],
         config: RidgeFillConfig,
     ) -> Trial:
@@ -271,15 +299,16 @@ class Sweep:
         return trial
 
 
-def _outcome(ctx: int, found: dict[str, list[Result]], exact: dict[str, list[Result]]) -> Outcome:
-    (losses,) = found["far-loss"]
-    groups = losses["groups"]
+def _outcome(ctx: int, found: Numbers, exact: Numbers) -> Outcome:
+    groups = found.far.groups
+    assert groups is not None
+    assert found.speed is not None
     return Outcome(
         ctx=ctx,
-        hits=sum(item["hits"] for item in found["needle"]),
-        prompts=sum(item["prompts"] for item in found["needle"]),
-        exact_hits=sum(item["hits"] for item in exact["needle"]),
-        loss_increase=groups["all"]["relative"]["value"],
-        far_increase=groups["far"]["relative"]["value"] if "far" in groups else None,
-        ratio=found["ttft"][0]["ratio"],
+        hits=sum(item.hits for item in found.needles),
+        prompts=sum(item.prompts for item in found.needles),
+        exact_hits=sum(item.hits for item in exact.needles),
+        loss_increase=groups["all"].relative.value,
+        far_increase=groups["far"].relative.value if "far" in groups else None,
+        ratio=found.speed.ratio,
     )

@@ -46,7 +46,7 @@ def by_variant(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def test_needles_resume(smollm2: Path, maps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.jsonl"
     command = ["needle", smollm2, maps, *SHAPE, "--needles", 2]
-    lines = evaluate(out, *command, "--baseline", "drop")
+    lines = evaluate(out, *command, "--baselines", "drop")
     found = by_variant(lines)
     assert list(found) == ["exact", "fill", "drop"]
     assert found["exact"]["hits"] == 2
@@ -57,7 +57,7 @@ def test_needles_resume(smollm2: Path, maps: Path, tmp_path: Path, capsys: pytes
     assert {line["cell"]["split"] for line in lines[1:]} == {SPLIT}
     assert "2 of 2" in capsys.readouterr().out
     before = out.read_text()
-    again = evaluate(out, *command, "--baseline", "drop")
+    again = evaluate(out, *command, "--baselines", "drop")
     assert out.read_text() == before, "finished cells are not run again"
     assert "2 of 2" in capsys.readouterr().out
     more = evaluate(out, *command, "--kinds", "multi-key", "--keys", 2)
@@ -66,9 +66,9 @@ def test_needles_resume(smollm2: Path, maps: Path, tmp_path: Path, capsys: pytes
 
 def test_needles_that_are_not_filled(smollm2: Path, maps: Path, tmp_path: Path, capsys: Any) -> None:
     shape = ["--ctx", 500, "--tail", 200, "--sink", 120, "--threads", 1]
-    groups = [part for group in ("tail", "sink", "absent") for part in ("--groups", group)]
+    places = ["--places", "tail,sink,absent"]
     lines = evaluate(
-        tmp_path / "results.jsonl", "needle", smollm2, maps, *shape, "--needles", 2, "--baseline", "zero", *groups
+        tmp_path / "results.jsonl", "needle", smollm2, maps, *shape, "--needles", 2, "--baselines", "zero", *places
     )
     assert [line["cell"]["group"] for line in lines] == [name for name in ("tail", "sink", "absent") for _ in range(3)]
     found = {(line["cell"]["group"], line["cell"]["variant"]): line["result"] for line in lines}
@@ -86,9 +86,27 @@ def test_needles_that_are_not_filled(smollm2: Path, maps: Path, tmp_path: Path, 
     assert "absent" in table
 
 
+def test_lines_on_standard_output(smollm2: Path, maps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["eval", "perplexity", smollm2, maps, *SHAPE, "--texts", 1, "--score", 20, "--json", "-"]
+    assert run([*map(str, command)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["cell"]["variant"] for line in lines] == ["exact", "fill"]
+
+
+def test_a_bad_byte_in_the_corpus(smollm2: Path, maps: Path, tmp_path: Path, capsys: Any) -> None:
+    corpus = tmp_path / "bad.txt"
+    corpus.write_bytes(b"good words\n" * 20 + b"bad \xff byte\n")
+    command = ["eval", "perplexity", smollm2, maps, *SHAPE, "--texts", 1, "--corpus", corpus]
+    assert run([*map(str, command)]) == 1
+    error = capsys.readouterr().err
+    assert "bad.txt" in error
+    assert "--errors" not in error
+    assert "convert the file" in error
+
+
 def test_far_loss_and_divergence(smollm2: Path, maps: Path, tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
-    shape = [smollm2, maps, *SHAPE, "--texts", 2, "--baseline", "zero"]
+    shape = [smollm2, maps, *SHAPE, "--texts", 2, "--baselines", "zero"]
     lines = evaluate(out, "far-loss", *shape, "--near", 100, "--threshold", 0.3)
     found = by_variant(lines)
     assert [len(text) for text in found["exact"]["exact"]] == [100, 100]
@@ -109,7 +127,7 @@ def test_far_loss_and_divergence(smollm2: Path, maps: Path, tmp_path: Path) -> N
 
 def test_perplexity_of_exact_rows(smollm2: Path, maps: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "results.jsonl"
-    shape = [smollm2, maps, *SHAPE, "--texts", 2, "--baseline", "zero", "--baseline", "neutral-filler"]
+    shape = [smollm2, maps, *SHAPE, "--texts", 2, "--baselines", "zero,neutral-filler"]
     found = by_variant(evaluate(out, "perplexity", *shape))
     assert list(found) == ["exact", "fill", "zero", "neutral-filler"]
     assert {result["tokens"] for result in found.values()} == {2 * 199}
@@ -141,7 +159,7 @@ def test_a_way_is_a_class_and_a_row(
     smollm2: Path, maps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(WAYS, "sparse", Row(Sparse, "one row in twenty"))
-    shape = [smollm2, maps, *SHAPE, "--texts", 1, "--baseline", "sparse"]
+    shape = [smollm2, maps, *SHAPE, "--texts", 1, "--baselines", "sparse"]
     found = by_variant(evaluate(tmp_path / "results.jsonl", "perplexity", *shape))
     assert list(found) == ["exact", "fill", "sparse"]
     assert len({result["loss"] for result in found.values()}) == 3
@@ -150,9 +168,7 @@ def test_a_way_is_a_class_and_a_row(
 
 def test_ruler_and_longbench(smollm2: Path, maps: Path, tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
-    lines = evaluate(
-        out, "ruler", smollm2, maps, *SHAPE, "--prompts", 1, "--task", "single-noise", "--task", "variable-tracking"
-    )
+    lines = evaluate(out, "ruler", smollm2, maps, *SHAPE, "--prompts", 1, "--tasks", "single-noise,variable-tracking")
     assert [line["cell"]["kind"] for line in lines] == ["single-noise"] * 2 + ["variable-tracking"] * 2
     assert all(0 <= line["result"]["score"]["value"] <= 1 for line in lines)
     data = tmp_path / "longbench.json"
@@ -166,15 +182,15 @@ def test_ruler_and_longbench(smollm2: Path, maps: Path, tmp_path: Path) -> None:
 ERRORS = {
     "no rows to fill": (["needle", "--ctx", "200"], "prompts of 200 tokens have no rows to fill"),
     "split": (["needle", "--split", "3"], "split 3 is not in the maps file"),
-    "kind": (["needle", "--kinds", "colours"], "kind 'colours' are not known"),
-    "group": (["needle", "--groups", "middle"], "group 'middle' are not known"),
-    "sink": (["needle", "--groups", "sink"], "1 needles do not fit 0 rows of the sink after the request"),
-    "baseline": (["kld", "--baseline", "median"], "baseline 'median' is not known"),
+    "kind": (["needle", "--kinds", "colours"], "--kinds 'colours': expected one of digits, words"),
+    "place": (["needle", "--places", "middle"], "--places 'middle': expected one of filled, tail"),
+    "sink": (["needle", "--places", "sink"], "1 needles do not fit 0 rows of the sink after the request"),
+    "baseline": (["kld", "--baselines", "median"], "--baselines 'median': expected one of identity"),
     "selected filler": (
-        ["needle", "--baseline", "neutral-filler", "--select", "stride"],
+        ["needle", "--baselines", "neutral-filler", "--select", "stride"],
         "the baseline neutral-filler with selected rows: rows of another text cannot run again",
     ),
-    "task": (["ruler", "--task", "qa"], "task 'qa' is not known (hint: give --squad)"),
+    "task": (["ruler", "--tasks", "qa"], "task 'qa' is not known (hint: give --squad)"),
     "heads": (["needle", "--select", "attention"], "the maps file has no retrieval heads"),
     "bad heads": (["needle", "--heads", "9"], "--heads '9'"),
     "bad pool": (["needle", "--pool", "9"], "--pool '9'"),
@@ -182,10 +198,15 @@ ERRORS = {
     "data": (["longbench", "--data", "none.json"], "none.json: cannot read"),
     "near": (["far-loss", "--near", "200"], "200 tokens of a tail of 200 are not scored"),
     "filled rows": (["perplexity", "--score", "201"], "but only the last 200 run exact: filled rows have no logits"),
+    "beyond training": (["needle", "--ctx", "8193"], "was trained for prompts of up to 8192 tokens"),
+    "no length": (["needle", "--ctx", "0"], "--ctx '0'"),
     "other model": (["needle", "OTHER"], "made for another model"),
 }
 
-USAGE = ("select",)
+USAGE = {
+    "no rows to fill", "kind", "place", "baseline", "selected filler", "task", "bad heads", "bad pool", "select",
+    "near", "filled rows", "beyond training", "no length",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ERRORS)

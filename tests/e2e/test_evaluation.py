@@ -15,16 +15,16 @@ from support.state import KVCells, parse_kv
 from support.tokens import tokens
 
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.errors import ModelError
+from pyridgefill.errors import ModelError, UsageError
 from pyridgefill.evaluation.prompts.needle import make_keyed_texts, make_needles
 from pyridgefill.evaluation.run.dropped import Dropped
 from pyridgefill.evaluation.run.exact import EXACT
 from pyridgefill.evaluation.run.neutral import SENTENCE, Neutral, neutral_prompt
 from pyridgefill.evaluation.run.session import Session
 from pyridgefill.evaluation.run.way import Way
-from pyridgefill.evaluation.tasks.far_loss import compare, exact_losses, fill_losses
+from pyridgefill.evaluation.tasks.far_loss import compare, score_text
 from pyridgefill.evaluation.tasks.loss import token_losses
-from pyridgefill.evaluation.tasks.prompts import count_hits
+from pyridgefill.evaluation.tasks.scored import count_hits
 
 N, TAIL, SINK = 300, 64, 4
 
@@ -111,7 +111,7 @@ def test_rows_before_the_tail_are_kept_as_they_were_before_a_selection(
     assert oracle.n_reused == 0
 
 
-@pytest.mark.parametrize("select", [{}, {"select": "stride", "budget": 40.0}])
+@pytest.mark.parametrize("select", [{}, {"select": "stride", "budget": 40 / 231}])
 def test_dropped_rows_are_not_seen(workshop: Any, oracle: Session, select: dict[str, Any]) -> None:
     """What a dropped row held does not matter; what a kept row holds does."""
     prompt = tokens(N)
@@ -233,34 +233,38 @@ def test_filled_rows_are_not_scored(workshop: Any, oracle: Session) -> None:
 
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_far_loss_of_exact_and_wrong_maps(workshop: Any, oracle: Session, selection: dict[str, Any]) -> None:
-    texts = exact_losses(oracle, [tokens(N, seed) for seed in range(4)], tail=TAIL, sink=SINK)
+    texts = [score_text(oracle, tokens(N, seed), tail=TAIL, sink=SINK) for seed in range(4)]
     assert {len(text.exact) for text in texts} == {TAIL - TAIL // 2}
     assert all(np.abs(text.exact - text.removed).max() > 0.01 for text in texts)
 
-    good = fill_losses(oracle, texts, config(workshop, "identity", **selection))
+    def losses_with(kind: str) -> list[Any]:
+        oracle.set_maps(config(workshop, kind, **selection))
+        return [token_losses(oracle, text.tokens, TAIL)[text.near - 1 :] for text in texts]
+
+    good = losses_with("identity")
     found = {item.group: item for item in compare(texts, good, threshold=0.1)}
     assert {"far", "all", "not_far"} <= set(found)
     for group in found.values():
         assert abs(group.difference.value) < 1e-3
         assert group.fill == pytest.approx(group.exact, rel=1e-3)
     assert found["far"].exact < found["far"].removed - 0.1
-    bad = fill_losses(oracle, texts, config(workshop, "poison", **selection))
+    bad = losses_with("poison")
     for text, losses in zip(texts, bad):
         assert np.abs(losses - text.exact).max() > 0.01
 
 
 def test_the_far_context_is_what_is_removed(oracle: Session) -> None:
     prompt = tokens(N)
-    (text,) = exact_losses(oracle, [prompt], tail=TAIL, sink=SINK, near=10)
+    text = score_text(oracle, prompt, tail=TAIL, sink=SINK, near=10)
     short = [*prompt[:SINK], *prompt[-TAIL:]]
     assert text.removed == pytest.approx(token_losses(oracle, short, TAIL)[9:])
     assert text.exact == pytest.approx(token_losses(oracle, prompt, TAIL)[9:])
     far = set(zip(prompt[SINK : N - TAIL], prompt[SINK + 1 : N - TAIL], strict=False))
     assert text.repeated.tolist() == [(prompt[i - 1], prompt[i]) in far for i in range(N - TAIL + 10, N)]
     with pytest.raises(ModelError, match="a text of 68 tokens has no far context"):
-        exact_losses(oracle, [prompt[: TAIL + SINK]], tail=TAIL, sink=SINK)
-    with pytest.raises(ModelError, match="64 tokens of a tail of 64 are not scored"):
-        exact_losses(oracle, [prompt], tail=TAIL, near=TAIL)
+        score_text(oracle, prompt[: TAIL + SINK], tail=TAIL, sink=SINK)
+    with pytest.raises(UsageError, match="64 tokens of a tail of 64 are not scored"):
+        score_text(oracle, prompt, tail=TAIL, near=TAIL)
 
 
 def test_a_real_model_finds_needles(smollm2: Path) -> None:

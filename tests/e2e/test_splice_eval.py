@@ -128,7 +128,7 @@ def maps(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command(smollm2: Path, maps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.jsonl"
     command = ["eval", "splice", smollm2, maps, "--ctx", 400, "--tail", 200, "--sink", 4, "--threads", 1]
-    command += ["--texts", 2, "--needles", 1, "--near", 100, "--threshold", 0.3, "--groups", 2, "--json", out]
+    command += ["--texts", 2, "--needles", 1, "--near", 100, "--threshold", 0.3, "--layer-groups", 2, "--json", out]
     assert run([*map(str, [*command, "--into", "fill"])]) == 0
     shown = capsys.readouterr().out
     lines = [json.loads(line) for line in out.read_text().splitlines()]
@@ -158,8 +158,8 @@ def test_the_command(smollm2: Path, maps: Path, tmp_path: Path, capsys: pytest.C
     ("option", "message"),
     [
         (["--select", "stride"], "--select stride: splice tests change filled rows"),
-        (["--baseline", "drop"], "--baseline drop (hint: rows"),
-        (["--baseline", "neutral-filler"], "--baseline neutral-filler (hint: its rows"),
+        (["--baselines", "drop"], "--baselines drop (hint: rows"),
+        (["--baselines", "neutral-filler"], "--baselines neutral-filler (hint: its rows"),
         (["--into", "both"], "--into 'both': expected one of fill, exact"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from test_maps_file import example
 from pyridgefill.card import make_card, table
 from pyridgefill.cli.main import run
 from pyridgefill.config import RidgeFillConfig
+from pyridgefill.evaluation.intervals import Interval
+from pyridgefill.evaluation.run.found import FarLosses, GroupLoss, Scores, Speed
 from pyridgefill.evaluation.run.results import SETTING, Record
 from pyridgefill.evaluation.run.settings import setting_cell
+from pyridgefill.evaluation.run.typed import to_json
 from pyridgefill.files import digest
 from pyridgefill.maps import read_maps, write_maps
 
-INTERVAL = {"value": 0.02, "low": -0.01, "high": 0.05}
+INTERVAL = Interval(0.02, -0.01, 0.05)
 
 
 @pytest.fixture
@@ -29,18 +33,23 @@ def maps(tmp_path: Path) -> Path:
 
 def cell(task: str, variant: str, maps: str | None = None, **more: Any) -> dict[str, Any]:
     setting = {} if maps is None else {"maps": maps, "split": 1, "select": "attention", "budget": 0.1}
-    shape = {"model": "m.gguf", "model_bytes": 1, "ctx": 2048, "tail": 256, "seed": 0}
+    shape = {"model": "m.gguf", "model_bytes": 1, "model_digest": "0" * 16, "ctx": 2048, "tail": 256, "seed": 0}
     return {"task": task, **shape, "variant": variant, **setting, **more}
 
 
 def needles(hits: int, *, compared: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"hits": hits, "prompts": 20, "accuracy": {"value": hits / 20, "low": 0.5, "high": 1.0}}
-    return found | ({"difference": {"value": -5.0, "low": -10.0, "high": 0.0}} if compared else {})
+    accuracy, difference = Interval(hits / 20, 0.5, 1.0), Interval(-5.0, -10.0, 0.0)
+    found = Scores((), (), (), 0, 0, 20, hits, accuracy, accuracy, ())
+    return dict(to_json(replace(found, difference=difference) if compared else found))
 
 
 def losses() -> dict[str, Any]:
-    group = {"tokens": 12, "exact": 1.5, "fill": 1.53, "relative": INTERVAL}
-    return {"groups": {"far": group, "all": group}}
+    group = GroupLoss("far", 12, 3, 1.5, 1.53, 2.0, INTERVAL, INTERVAL, INTERVAL)
+    return dict(to_json(FarLosses(groups={"far": group, "all": group})))
+
+
+def speed(*ratios: float) -> dict[str, Any]:
+    return dict(to_json(Speed(ratios[len(ratios) // 2], ratios, None, 9, 0, {"exact": (1.0,), "fill": (0.5,)})))
 
 
 def test_a_card_shows_what_was_measured_with_its_file(maps: Path) -> None:
@@ -52,7 +61,7 @@ def test_a_card_shows_what_was_measured_with_its_file(maps: Path) -> None:
         Record(cell("needle", "exact", kind="uuids"), needles(13, compared=False), {"command": "not this"}),
         Record(cell("needle", "fill", "0" * 16, kind="digits"), needles(11, compared=True), {"command": "nor this"}),
         Record(cell("far-loss", "fill", own), losses(), info),
-        Record(cell("ttft", "fill", own), {"ratio": 1.5, "ratios": [1.4, 1.5, 1.6]}, info),
+        Record(cell("ttft", "fill", own), speed(1.4, 1.5, 1.6), info),
     ]
     card = make_card(maps, records, "Tiny")
     assert card.startswith("# Maps for Tiny\n")
@@ -101,13 +110,13 @@ def test_tables_are_markdown() -> None:
 
 def test_the_command_reads_results(maps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = tmp_path / "lines.jsonl"
-    record = Record(cell("ttft", "fill", digest(maps)), {"ratio": 1.25, "ratios": [1.25]}, {})
+    record = Record(cell("ttft", "fill", digest(maps)), speed(1.25), {})
     lines.write_text(json.dumps(record._asdict()) + "\n")
     assert run(["card", str(maps), "--results", str(lines), "-o", str(tmp_path / "card.md"), "--title", "T"]) == 0
     assert "| 1.25 |" in (tmp_path / "card.md").read_text()
     assert run(["card", str(maps), "--results", str(tmp_path / "none"), "-o", str(tmp_path / "other.md")]) == 1
     assert "none: no such file" in capsys.readouterr().err
-    other = Record(cell("ttft", "fill", "0" * 16), {"ratio": 1.25, "ratios": [1.25]}, {})
+    other = Record(cell("ttft", "fill", "0" * 16), speed(1.25), {})
     lines.write_text(json.dumps(other._asdict()) + "\n")
     assert run(["card", str(maps), "--results", str(lines), "-o", str(tmp_path / "other.md")]) == 1
     assert f"{lines}: no result is of {maps}" in capsys.readouterr().err

@@ -179,7 +179,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("command", ["needle", "far-loss", "kld", "ruler", "longbench"])
 def test_evaluations_share_their_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     help_text = output(capsys, "eval", command, "--help")[0]
-    for option in ("MODEL", "MAPS", "--ctx", "--split", "--select", "--budget", "--baseline", "--json", "--seed"):
+    for option in ("MODEL", "MAPS", "--ctx", "--split", "--select", "--budget", "--baselines", "--json", "--seed"):
         assert option in help_text
 
 
@@ -224,7 +224,7 @@ def test_the_module_is_the_command() -> None:
     assert done.stdout.strip() == __version__
 
 
-@pytest.mark.parametrize("option", ["--baseline", "--statistics", "--seed"])
+@pytest.mark.parametrize("option", ["--baselines", "--statistics", "--seed"])
 def test_bench_has_no_option_that_it_does_not_use(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"No such option: {option}" in output(capsys, "bench", "m.gguf", "maps.gguf", option, "1", code=2)[1]
 

@@ -63,15 +63,17 @@ def test_the_middle_of_long_texts_is_cut_out(template) -> None:
 
 def test_scores() -> None:
     choices = [make_choice(LETTERS, chat, record(i), n_prompt=1500, tail=400) for i in range(8)]
-    exact = {"chosen": list("ABCDABCA"), "right": [True] * 7 + [False]}
-    result = {"chosen": list("AACDABAA"), "right": [True, False, True, True, True, True, False, False]}
-    alone = summarise_choices(exact, None, choices, 0)
-    assert (alone["hits"], alone["prompts"]) == (7, 8)
-    assert "difference" not in alone
-    assert alone["groups"]["difficulty"]["hard"]["prompts"] == 4
-    assert alone["groups"]["difficulty"]["hard"]["value"] == 1
-    assert alone["groups"]["length"]["short"]["value"] == 7 / 8
-    summary = summarise_choices(result, exact, choices, 0)
-    assert summary["difference"]["value"] == pytest.approx(-25)
-    assert summary["mcnemar_p"] == pytest.approx(0.5)
-    assert summary["same_choice"]["value"] == 6 / 8
+    alone = summarise_choices(choices, "ABCDABCA", [0] * 8, None, 0)
+    assert alone.right == (True,) * 7 + (False,)
+    assert (alone.hits, alone.prompts) == (7, 8)
+    assert alone.difference is None
+    assert alone.groups["difficulty"]["hard"].prompts == 4
+    assert alone.groups["difficulty"]["hard"].value == 1
+    assert alone.groups["length"]["short"].value == 7 / 8
+    summary = summarise_choices(choices, "AACDABAA", [9] * 8, alone, 0)
+    assert summary.right == (True, False, True, True, True, True, False, False)
+    assert summary.difference is not None
+    assert summary.difference.value == pytest.approx(-25)
+    assert summary.mcnemar_p == pytest.approx(0.5)
+    assert summary.same_choice is not None
+    assert summary.same_choice.value == 6 / 8

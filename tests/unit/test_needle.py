@@ -13,7 +13,6 @@ from pyridgefill.evaluation.prompts.needle import KINDS, make_keyed_texts, make_
 from pyridgefill.evaluation.prompts.needle_absent import make_absent
 from pyridgefill.evaluation.prompts.score import gives_value
 from pyridgefill.evaluation.prompts.text import text_windows
-from pyridgefill.evaluation.tasks.prompts import Prompt
 
 SHAPE = {"n_prompt": 2000, "sink": 4, "tail": 256}
 LETTERS = Letters()
@@ -90,7 +89,7 @@ def test_each_group_has_its_rows(group, rows, template) -> None:
             assert rows[0] <= needle.start < needle.end <= rows[1]
             assert needle.value in LETTERS.text(needle.tokens[needle.start : needle.end])
             assert LETTERS.text(needle.tokens).count(needle.value) == 1
-            assert needle.group == Prompt.of(needle).group == group
+            assert needle.group == needle.prompt().group == group
             asked = LETTERS.text(needle.tokens).rindex(needle.key)
             assert needle.end < asked, "the question comes last"
             assert len(needle.tokens) == 2000
@@ -103,7 +102,7 @@ def test_each_group_has_its_rows(group, rows, template) -> None:
 
 def test_a_run_tells_whether_the_rows_are_where_they_should_be() -> None:
     shape = SHAPE | {"sink": 400, "tail": 400}
-    prompts = {group: Prompt.of(needles(group=group, count=1, **shape)[0]) for group in ("filled", "tail", "sink")}
+    prompts = {group: needles(group=group, count=1, **shape)[0].prompt() for group in ("filled", "tail", "sink")}
     for prompt in prompts.values():
         prompt.check([(400, 1600)])
         prompt.check([])

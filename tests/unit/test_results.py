@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 from pyridgefill.errors import RidgeFillError
-from pyridgefill.evaluation.run.results import ResultFile, plain
+from pyridgefill.evaluation.run.found import RESULTS, Scores, results_schema
+from pyridgefill.evaluation.run.results import Record, ResultFile, plain
+from pyridgefill.evaluation.run.typed import to_json
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = ROOT / "pyridgefill" / "evaluation" / "run" / "results.schema.json"
 
 CELL = {"task": "needle", "ctx": 2048, "heads": ("9.6",), "budget": 0.05}
 
@@ -92,6 +99,30 @@ def test_memory_only() -> None:
     file = ResultFile(None)
     file.add(CELL, {"hits": 3}, {})
     assert file.find(CELL) == {"hits": 3}
+
+
+def test_the_schema_is_that_of_the_types() -> None:
+    assert json.loads(SCHEMA.read_text()) == results_schema(), "write results_schema() to results.schema.json"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks" / "results").glob("*-*.jsonl")), ids=lambda path: path.name
+)
+def test_results_of_earlier_releases(path: Path) -> None:
+    """Lines that are in the tree are read as types, written as they were, and follow the schema."""
+    validator = jsonschema.Draft202012Validator(results_schema())
+    for record in ResultFile(path).records():
+        validator.validate(record._asdict())
+        assert record.about.task == record.cell["task"]
+        again = plain(to_json(record.found(RESULTS[record.about.task])))
+        assert again == {key: value for key, value in record.result.items() if key in again}
+        assert again.keys() - record.result.keys() <= {"filled_seconds"}
+
+
+def test_a_line_that_says_less_is_no_result() -> None:
+    record = Record({**CELL, "model": "m", "model_bytes": 1, "model_digest": "0"}, {"hits": 3}, {})
+    with pytest.raises(RidgeFillError, match=r"a result of needle has another form: .*scores"):
+        record.found(Scores)
 
 
 def test_plain() -> None:

@@ -9,10 +9,13 @@ from collections import Counter
 import pytest
 from letters import Letters, chat
 
-from pyridgefill.errors import CorpusError, ModelError
-from pyridgefill.evaluation.prompts.ruler import Shape, check_tasks, make_prompts, tasks
+from pyridgefill.errors import CorpusError, ModelError, UsageError
+from pyridgefill.evaluation.prompts.families import FAMILIES
+from pyridgefill.evaluation.prompts.layout import Shape
+from pyridgefill.evaluation.prompts.prompt import Prompt
 from pyridgefill.evaluation.prompts.ruler_words import english_words
 from pyridgefill.evaluation.prompts.squad import SquadTask, read_squad
+from pyridgefill.evaluation.tasks.ruler import find_families
 
 N, SINK, TAIL = 4000, 4, 400
 LETTERS = Letters()
@@ -22,7 +25,11 @@ def shape(seed=0, n_prompt=N, chat=chat, tail=TAIL):
     return Shape(LETTERS, chat, n_prompt, SINK, tail, seed)
 
 
-@pytest.mark.parametrize("task", tasks())
+def make_prompts(shape: Shape, family: str, count: int) -> list[Prompt]:
+    return list(FAMILIES[family](shape, count))
+
+
+@pytest.mark.parametrize("task", FAMILIES)
 @pytest.mark.parametrize("template", [chat, None])
 def test_what_an_answer_needs_is_filled(task, template) -> None:
     prompts = make_prompts(shape(chat=template), task, 3)
@@ -41,7 +48,7 @@ def test_what_an_answer_needs_is_filled(task, template) -> None:
         assert prompt.answer_tokens >= sum(map(len, prompt.values))
 
 
-@pytest.mark.parametrize("task", tasks())
+@pytest.mark.parametrize("task", FAMILIES)
 def test_the_seed_decides(task) -> None:
     assert make_prompts(shape(), task, 2) == make_prompts(shape(), task, 2)
     assert make_prompts(shape(), task, 2) != make_prompts(shape(1), task, 2)
@@ -118,11 +125,11 @@ def test_what_does_not_fit() -> None:
         make_prompts(shape(n_prompt=600), "multi-value", 1)
     with pytest.raises(ModelError, match="too few to count words"):
         make_prompts(shape(n_prompt=600), "common-words", 1)
-    with pytest.raises(ModelError, match=r"task 'sorting' is not known .*single-noise"):
-        check_tasks(["sorting"], {})
-    with pytest.raises(ModelError, match="give --squad"):
-        check_tasks(["qa"], {})
-    check_tasks([*tasks(), "qa"], {"qa": tasks()["multi-key"]})
+    with pytest.raises(UsageError, match=r"task 'sorting' is not known .*single-noise"):
+        find_families(["sorting"])
+    with pytest.raises(UsageError, match="give --squad"):
+        find_families(["qa"])
+    assert find_families([]) == FAMILIES
 
 
 def squad(path, paragraphs):

@@ -10,7 +10,7 @@ import pytest
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.run.spliced import Splice, make_splices
 from pyridgefill.evaluation.tasks.far_loss import FarText
-from pyridgefill.evaluation.tasks.splice_jobs import share
+from pyridgefill.evaluation.tasks.splice import share
 
 DENSE = [("K", "V")] * 10
 HYBRID = [("state",), ("K", "V")] * 5

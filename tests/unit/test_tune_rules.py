@@ -11,6 +11,7 @@ import pytest
 
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.intervals import least_hits, wilson
+from pyridgefill.evaluation.run.found import Speed
 from pyridgefill.evaluation.run.lab import model_cell
 from pyridgefill.evaluation.run.results import ResultFile
 from pyridgefill.evaluation.run.spliced import Splice
@@ -163,8 +164,9 @@ def test_splice_results_of_this_model_are_shown(tmp_path: Path) -> None:
     [([0.5], {"lower layers and maps": 0.5, "tail": 0.25}), ([], {"lower layers, maps and tail": 0.75})],
 )
 def test_times_that_a_device_hides_are_one_part(inside: list[float], parts: dict[str, float]) -> None:
-    seconds: dict[str, list[float]] = {"exact": [1.0], "fill": [0.75], "plain": [], "empty": []}
-    assert _breakdown({"seconds": seconds, "filled_seconds": inside})["parts"] == parts
+    seconds: dict[str, tuple[float, ...]] = {"exact": (1.0,), "fill": (0.75,), "plain": (), "empty": ()}
+    timing = Speed(4 / 3, (4 / 3,), None, 9, 0, seconds, tuple(inside))
+    assert _breakdown(timing)["parts"] == parts
 
 
 def test_a_real_report_tells_the_size_of_one_split() -> None:

@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyridgefill.calibration.chunks import ChatFormatter, Tokenizer
-from pyridgefill.errors import ModelError, RidgeFillError
+from pyridgefill.errors import ModelError, UsageError
+from pyridgefill.evaluation.prompts.prompt import Prompt
+from pyridgefill.evaluation.prompts.text import EVALUATION_CORPUS
 
 GROUPS = ("filled", "tail", "sink")
 
 _MARK = "\x1fHAYSTACK\x1f"
 
+# tokens of an answer beside its values
+_SPARE_TOKENS = 24
+
 
 def check_rows(n_prompt: int, sink: int, tail: int) -> None:
-    """Raise a RidgeFillError if nothing lies between both ends of a prompt, so that nothing would be filled."""
+    """Raise a UsageError if nothing lies between both ends of a prompt, so that nothing would be filled."""
     if n_prompt <= sink + tail:
-        raise RidgeFillError(
+        raise UsageError(
             f"prompts of {n_prompt} tokens have no rows to fill", f"ask for more than sink + tail = {sink + tail}"
         )
 
@@ -148,3 +153,73 @@ def assemble(
         tokens += piece
         used += gap
     return tuple(tokens)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all tasks need to know: the model's tokenizer and template, and where rows are."""
+
+    tokenizer: Tokenizer
+    chat: ChatFormatter | None
+    n_prompt: int
+    sink: int
+    tail: int
+    seed: int = 0
+    corpus: str = EVALUATION_CORPUS
+
+    def tokens(self, text: str) -> list[int]:
+        """Tokens of a text."""
+        return self.tokenizer.tokenize(text, parse_special=False)
+
+    def answer_tokens(self, values: Sequence[str]) -> int:
+        """Room for an answer with these values."""
+        return sum(len(self.tokens(f" {value},")) for value in values) + _SPARE_TOKENS
+
+
+def lay_out(
+    shape: Shape,
+    *,
+    request: str,
+    question: str,
+    answer: str,
+    pieces: Sequence[Sequence[int]],
+    depths: Sequence[float],
+    needed: Sequence[int],
+    hay: Sequence[int],
+    values: Sequence[str],
+    any_of: bool = False,
+) -> Prompt:
+    """Put pieces at depths into hay, between a request and a question.
+
+    Parameters
+    ----------
+    shape
+        Rows and tokenizer.
+    request, question, answer
+        Before and after the text, and the start of the answer.
+    pieces, depths
+        Token sequences in ascending order of depth.
+    needed
+        Indices of the pieces that the answer needs.
+    hay
+        At least `n_prompt` tokens.
+    values, any_of
+        What the answer must contain.
+    """
+    frame = make_frame(shape.tokenizer, shape.chat, request=request, question=question, answer=answer, label="Answer: ")
+    frame.check(shape.tail)
+    region = Region(max(shape.sink, len(frame.head)), shape.n_prompt - shape.tail - 1)
+    starts = spread(region, [*map(len, pieces)], depths)
+    return Prompt(
+        tokens=assemble(frame, list(zip(starts, pieces, strict=True)), hay, shape.n_prompt),
+        values=tuple(values),
+        rows=tuple((starts[i], starts[i] + len(pieces[i])) for i in needed),
+        depth=sum(depths[i] for i in needed) / len(needed),
+        answer_tokens=shape.answer_tokens(values),
+        any_of=any_of,
+    )
+
+
+def even_depths(count: int, shift: float) -> list[float]:
+    """`count` depths from 5 to 95 % at equal distances, `shift` (0 to 1) of a distance from the first one on."""
+    return [0.05 + 0.9 * (index + shift) / count for index in range(count)]

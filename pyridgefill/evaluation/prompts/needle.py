@@ -11,6 +11,7 @@ from pyridgefill.calibration.chunks import ChatFormatter, Tokenizer
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.prompts.kinds import KINDS, Kind
 from pyridgefill.evaluation.prompts.layout import Frame, assemble, find_region, make_frame, spread
+from pyridgefill.evaluation.prompts.prompt import Prompt
 from pyridgefill.evaluation.prompts.text import EVALUATION_CORPUS, token_windows
 
 __all__ = ["KINDS", "KeyedText", "Needle", "make_keyed_texts", "make_needles"]
@@ -42,6 +43,11 @@ class Needle:
     def answer_tokens(self) -> int:
         """How many tokens an answer with this value may take."""
         return answer_room(self.value_end - self.value_start)
+
+    def prompt(self) -> Prompt:
+        """The prompt, with its needle's value to find."""
+        rows = ((self.start, self.end),)
+        return Prompt(self.tokens, (self.value,), rows, self.depth, self.answer_tokens, group=self.group)
 
 
 @dataclass(frozen=True)

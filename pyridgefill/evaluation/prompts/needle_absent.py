@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pyridgefill.calibration.chunks import ChatFormatter, Tokenizer
 from pyridgefill.evaluation.prompts.layout import assemble, find_region, spread
 from pyridgefill.evaluation.prompts.needle import answer_room, find_kind, needle_frame, needle_tokens
+from pyridgefill.evaluation.prompts.prompt import Prompt
 from pyridgefill.evaluation.prompts.text import EVALUATION_CORPUS, token_windows
-from pyridgefill.evaluation.tasks.prompts import Prompt
 
 ABSENT = "absent"
 

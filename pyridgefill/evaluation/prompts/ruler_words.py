@@ -10,9 +10,8 @@ from pyridgefill.calibration.builtin_corpora import builtin_documents
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.prompts.haystacks import NOISE, haystacks
 from pyridgefill.evaluation.prompts.kinds import KINDS
-from pyridgefill.evaluation.prompts.layout import make_frame
-from pyridgefill.evaluation.prompts.ruler import Shape, lay_out
-from pyridgefill.evaluation.tasks.prompts import Prompt
+from pyridgefill.evaluation.prompts.layout import Shape, lay_out, make_frame
+from pyridgefill.evaluation.prompts.prompt import Prompt
 
 _COMMON = 10
 _FREQUENT = 3

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyridgefill.errors import CorpusError
-from pyridgefill.evaluation.prompts.ruler import Shape, even_depths, lay_out
-from pyridgefill.evaluation.tasks.prompts import Prompt
+from pyridgefill.evaluation.prompts.layout import Shape, even_depths, lay_out
+from pyridgefill.evaluation.prompts.prompt import Prompt
 
 _HINT = (
     'expected {"data": [{"paragraphs": [{"context": ..., "qas": [{"question": ..., "answers": [{"text": ...}]}]}]}]}'

@@ -16,7 +16,7 @@ class Dropped(Way):
 
     no_splice = "rows that are dropped leave nothing to change"
 
-    def prefill(self, session: Session, tokens: Sequence[int], n_logits: int = 1, *, reuse: bool = False) -> Logits:  # noqa: ARG002
+    def prefill(self, session: Session, tokens: Sequence[int], n_logits: int = 1, *, reuse: bool = False) -> Logits:
         """Run all rows, then what follows the dropped ones again."""
         ranges = session.plan(len(tokens))
         if ranges:

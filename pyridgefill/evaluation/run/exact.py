@@ -11,7 +11,7 @@ class Exact(Way):
     """No maps."""
 
     @classmethod
-    def make(cls, name: str, recipe: Recipe) -> Self:  # noqa: ARG003
+    def make(cls, name: str, recipe: Recipe) -> Self:
         """The same for all recipes."""
         return cls(name, None)
 

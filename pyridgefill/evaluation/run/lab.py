@@ -1,53 +1,34 @@
-"""Runs evaluation jobs on one model: what is finished is skipped, results are written as they come."""
+"""Runs tasks on one model: what is finished is skipped, results are written as they come."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from pyridgefill import __version__
-from pyridgefill.evaluation.run.results import ResultFile
+from pyridgefill.calibration.chunks import ChatFormatter
+from pyridgefill.chat import chat_formatter
+from pyridgefill.evaluation.run.found import RESULTS
+from pyridgefill.evaluation.run.results import Cell, ResultFile
 from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.run.task import Found, Task
+from pyridgefill.evaluation.run.typed import from_json, to_json
 from pyridgefill.evaluation.run.way import Way
 from pyridgefill.files import digest
 from pyridgefill.maps.base import model_shards
 
-Result = dict[str, Any]
-Advance = Callable[[], None]
-# session, way that it is started for, called after each prompt, the exact model's result in the same place
-Compute = Callable[[Session, Way, Advance, Result | None], Result]
-
 
 @dataclass(frozen=True)
-class Job:
-    """One cell of a table: a task with its parameters, run in one way.
+class Outcome(Generic[Found]):
+    """A task's result in one way."""
 
-    Attributes
-    ----------
-    task, params
-        What is measured; `params` holds everything that the result depends on beside model and variant.
-    variant
-        How prompts run; the exact one comes before the others of the same task and parameters.
-    size
-        Number of prompts, for progress.
-    compute
-        Measures it, with the variant set on the session.
-    """
-
-    task: str
-    params: dict[str, Any]
-    variant: Way
-    size: int
-    compute: Compute
-
-    @property
-    def place(self) -> str:
-        """The same for all variants."""
-        return f"{self.task} {sorted(self.params.items())}"
+    task: Task[Any, Any, Any, Found]
+    way: Way
+    found: Found
 
 
 @cache
@@ -60,46 +41,70 @@ def model_cell(path: Path) -> dict[str, Any]:
 
 @dataclass
 class Lab:
-    """A session with its model's name and the file that results go to."""
+    """A session with its model's name and the file that results go to; `info` is written with each line."""
 
     model: Path
     session: Session
     results: ResultFile
     info: dict[str, Any] = field(default_factory=dict)
 
-    def cell(self, job: Job) -> dict[str, Any]:
-        """What a job's result depends on."""
-        return {"task": job.task, **model_cell(self.model), **job.params, **job.variant.cell}
+    @cached_property
+    def chat(self) -> ChatFormatter | None:
+        """The model's chat template, None for models that have none."""
+        return chat_formatter(self.session, add_generation_prompt=True)
+
+    def cell(self, task: Task[Any, Any, Any, Any], way: Way) -> Cell:
+        """What a result depends on."""
+        return {**task.cell(), **model_cell(self.model), **way.cell}
 
     def run(
-        self, jobs: Sequence[Job], *, on_start: Callable[[int], None] = lambda _total: None, advance: Advance
-    ) -> list[tuple[Job, Result]]:
-        """Run what is not finished, in order.
+        self,
+        tasks: Iterable[Task[Any, Any, Any, Found]],
+        ways: Sequence[Way],
+        *,
+        on_start: Callable[[int], None] = lambda _total: None,
+        advance: Callable[[], None] = lambda: None,
+    ) -> list[Outcome[Found]]:
+        """Run what is not finished: each task in all ways, in order.
 
         Parameters
         ----------
-        jobs
-            For each task and parameters the exact one first.
+        tasks, ways
+            The exact way, which others are compared with, comes first.
         on_start
             Called with the number of prompts that are left.
         advance
             Called after each prompt.
         """
-        done = [self.results.find(self.cell(job)) for job in jobs]
-        on_start(sum(job.size for job, found in zip(jobs, done, strict=True) if found is None))
-        exact: dict[str, Result] = {}
-        rows: list[tuple[Job, Result]] = []
-        for job, finished in zip(jobs, done, strict=True):
-            result = finished
-            if result is None:
-                started = time.monotonic()
-                job.variant.start(self.session)
-                computed = job.compute(self.session, job.variant, advance, exact.get(job.place))
-                info = {**self.info, "pyridgefill": __version__, "seconds": round(time.monotonic() - started, 1)}
-                self.results.add(self.cell(job), computed, info)
-                result = self.results.find(self.cell(job))
-                assert result is not None
-            if job.variant.name == "exact":
-                exact[job.place] = result
-            rows.append((job, result))
-        return rows
+        tasks = list(tasks)
+        on_start(sum(task.size for task in tasks for way in ways if self._find(task, way) is None))
+        outcomes = []
+        for task in tasks:
+            earlier: dict[Way, Found] = {}
+            for way in ways:
+                found = self._find(task, way)
+                earlier[way] = self._measure(task, way, earlier, advance) if found is None else found
+            outcomes += [Outcome(task, way, found) for way, found in earlier.items()]
+        return outcomes
+
+    def _find(self, task: Task[Any, Any, Any, Found], way: Way) -> Found | None:
+        stored = self.results.find(self.cell(task, way))
+        found: Found | None = None if stored is None else from_json(RESULTS[task.name], stored)
+        return found
+
+    def _measure(
+        self, task: Task[Any, Any, Any, Found], way: Way, earlier: dict[Way, Found], advance: Callable[[], None]
+    ) -> Found:
+        started = time.monotonic()
+        items = task.items(self.session, self.chat)
+        way.start(self.session)
+        measured = []
+        for item in items:
+            measured.append(task.measure(self.session, way, item))
+            advance()
+        computed = task.summarise(way, items, measured, earlier)
+        info = {**self.info, "pyridgefill": __version__, "seconds": round(time.monotonic() - started, 1)}
+        self.results.add(self.cell(task, way), to_json(computed), info)
+        found = self._find(task, way)
+        assert found is not None
+        return found

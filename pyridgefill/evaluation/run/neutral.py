@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from pyridgefill.config import RidgeFillConfig
-from pyridgefill.errors import ModelError, RidgeFillError
+from pyridgefill.errors import ModelError, UsageError
 from pyridgefill.evaluation.run.session import Logits, Session
 from pyridgefill.evaluation.run.way import Recipe, Way
 
@@ -38,7 +38,7 @@ class Neutral(Way):
     def make(cls, name: str, recipe: Recipe) -> Self:
         """Refused with a selection."""
         if recipe.config.select != "none":
-            raise RidgeFillError(
+            raise UsageError(
                 f"the baseline {name} with selected rows: rows of another text cannot run again", "add --select none"
             )
         return super().make(name, recipe)

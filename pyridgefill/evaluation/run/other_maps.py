@@ -44,7 +44,7 @@ class Identity(OtherMaps):
     """Every upper layer's input is taken to be the split state."""
 
     @classmethod
-    def make_maps(cls, stored: MapSet, split: int, recipe: Recipe) -> tuple[MapSet, dict[str, Any]]:  # noqa: ARG003
+    def make_maps(cls, stored: MapSet, split: int, recipe: Recipe) -> tuple[MapSet, dict[str, Any]]:
         """Of the layers that the stored maps fill."""
         return identity_maps(
             stored.base, [split], layers={item.layer for item in stored.maps}, recommended=stored.recommended
@@ -55,7 +55,7 @@ class Zero(OtherMaps):
     """Every value is zero."""
 
     @classmethod
-    def make_maps(cls, stored: MapSet, split: int, recipe: Recipe) -> tuple[MapSet, dict[str, Any]]:  # noqa: ARG003
+    def make_maps(cls, stored: MapSet, split: int, recipe: Recipe) -> tuple[MapSet, dict[str, Any]]:
         """Of the sites that the stored maps fill."""
         return zero_maps(stored.keep([split], replace(stored.recommended, split=split))), {}
 

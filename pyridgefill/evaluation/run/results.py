@@ -8,12 +8,15 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from pyridgefill.errors import RidgeFillError
+from pyridgefill.evaluation.run import found
+from pyridgefill.evaluation.run.typed import from_json
 from pyridgefill.files import check_output
 
 Cell = dict[str, Any]
+T = TypeVar("T")
 
 # the keys that tell one way to run the same prompts from another; all others in a cell tell the prompts
 SETTING = ("variant", "maps", "split", "select", "budget", "pool", "queries", "heads", "statistics")
@@ -25,6 +28,22 @@ class Record(NamedTuple):
     cell: Cell
     result: dict[str, Any]
     info: dict[str, Any]
+
+    @property
+    def about(self) -> found.Cell:
+        """The cell, typed."""
+        return self._typed(found.Cell, self.cell)
+
+    def found(self, kind: type[T]) -> T:
+        """The result, as one of the types of `pyridgefill.evaluation.run.found`."""
+        return self._typed(kind, self.result)
+
+    def _typed(self, kind: type[T], value: dict[str, Any]) -> T:
+        try:
+            return from_json(kind, value)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            task = self.cell.get("task")
+            raise RidgeFillError(f"a result of {task} has another form: {error}", "measure it again") from error
 
 
 _BLOCK = 1 << 16

@@ -173,12 +173,16 @@ class Spliced(Way):
             raise ModelError("splice tests need all rows filled", "leave selected and dropped rows out")
         self.cell = base.cell if splice is None else {**base.cell, "splice": splice.cell()}
         self.base, self.splice, self.states = base, splice, states
+        # the same without a splice
+        self.plain = self
 
     def of(self, splice: Splice) -> Spliced:
         """The same way with a splice."""
-        return Spliced(self.base, splice, self.states)
+        made = Spliced(self.base, splice, self.states)
+        made.plain = self.plain
+        return made
 
-    def prefill(self, session: Session, tokens: Sequence[int], n_logits: int = 1, *, reuse: bool = False) -> Logits:  # noqa: ARG002
+    def prefill(self, session: Session, tokens: Sequence[int], n_logits: int = 1, *, reuse: bool = False) -> Logits:
         """Run the tail on what the rows before it left; these run once for all splices, exact and filled.
 
         Raises

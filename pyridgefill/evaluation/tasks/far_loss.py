@@ -17,18 +17,19 @@ The method is that of published long-context perplexity measures (LongPPL, Fang 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from pyridgefill import defaults
-from pyridgefill.config import RidgeFillConfig
-from pyridgefill.errors import ModelError
+from pyridgefill.calibration.chunks import ChatFormatter
+from pyridgefill.errors import ModelError, UsageError
 from pyridgefill.evaluation.intervals import Interval, paired_bootstrap, ratio_of_sums
-from pyridgefill.evaluation.run.exact import EXACT
+from pyridgefill.evaluation.run.found import FarLosses, GroupLoss
 from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.run.task import Params, Task, exact_of, texts_of
 from pyridgefill.evaluation.run.way import PLAIN, Way
 from pyridgefill.evaluation.tasks.loss import token_losses
 
@@ -78,53 +79,17 @@ class FarText:
         return masks[group]
 
 
-@dataclass(frozen=True)
-class GroupLoss:
-    """Losses on one group of tokens, means over tokens in nats; intervals resample texts.
-
-    Attributes
-    ----------
-    tokens, texts
-        Tokens of the group, texts that have any.
-    exact, fill, removed
-        Mean loss exact, with the maps, and without far context.
-    difference
-        `fill - exact`.
-    relative
-        `fill / exact - 1`.
-    perplexity
-        `exp(difference) - 1`, the relative change of perplexity.
-    """
-
-    group: str
-    tokens: int
-    texts: int
-    exact: float
-    fill: float
-    removed: float
-    difference: Interval
-    relative: Interval
-    perplexity: Interval
-
-
-def exact_losses(
-    session: Session,
-    texts: Sequence[Sequence[int]],
-    *,
-    tail: int,
-    sink: int = defaults.SINK,
-    near: int | None = None,
-    way: Way = EXACT,
-    on_progress: Callable[[], None] = lambda: None,
-) -> list[FarText]:
-    """Score texts with the exact model, with and without far context; the session's maps are taken out.
+def score_text(
+    session: Session, text: Sequence[int], *, tail: int, sink: int = 4, near: int | None = None, way: Way = PLAIN
+) -> FarText:
+    """Score a text with and without far context.
 
     Parameters
     ----------
     session
-        The model.
-    texts
-        Token sequences, longer than `sink + tail`.
+        The model, without maps.
+    text
+        Longer than `sink + tail`.
     tail
         Rows at the end that run exact in all runs.
     sink
@@ -132,28 +97,26 @@ def exact_losses(
     near
         Tokens of the tail that are not scored; by default 128, or half of a shorter tail.
     way
-        How the texts run, exact.
-    on_progress
-        Called after each text.
+        How it runs, exact; the session is started for it.
 
     Raises
     ------
     ModelError
-        If a text is too short.
+        If the text is too short.
     """
     near = default_near(tail) if near is None else near
+    check_near(near, tail)
+    if len(text) <= sink + tail:
+        raise ModelError(f"a text of {len(text)} tokens has no far context", f"give more than {sink + tail} tokens")
+    exact = token_losses(session, text, tail, way)[near - 1 :]
+    removed = token_losses(session, [*text[:sink], *text[len(text) - tail :]], tail, way)[near - 1 :]
+    return FarText(tuple(text), tail, near, exact, removed, repeated_tokens(text, sink, tail, near))
+
+
+def check_near(near: int, tail: int) -> None:
+    """Raise a UsageError if not at least one token of a tail is left out, and at least one scored."""
     if not 1 <= near < tail:
-        raise ModelError(f"{near} tokens of a tail of {tail} are not scored", "choose near from 1 to less than tail")
-    way.start(session)
-    found = []
-    for text in texts:
-        if len(text) <= sink + tail:
-            raise ModelError(f"a text of {len(text)} tokens has no far context", f"give more than {sink + tail} tokens")
-        exact = token_losses(session, text, tail, way)[near - 1 :]
-        removed = token_losses(session, [*text[:sink], *text[len(text) - tail :]], tail, way)[near - 1 :]
-        found.append(FarText(tuple(text), tail, near, exact, removed, repeated_tokens(text, sink, tail, near)))
-        on_progress()
-    return found
+        raise UsageError(f"{near} tokens of a tail of {tail} are not scored", "choose near from 1 to less than tail")
 
 
 def default_near(tail: int) -> int:
@@ -167,39 +130,6 @@ def repeated_tokens(text: Sequence[int], sink: int, tail: int, near: int) -> Mas
     seen = set(zip(text[sink : start - 1], text[sink + 1 : start], strict=True))
     pairs = zip(text[start + near - 1 : -1], text[start + near :], strict=True)
     return np.fromiter((pair in seen for pair in pairs), dtype=np.bool_)
-
-
-def fill_losses(
-    session: Session,
-    texts: Sequence[FarText],
-    config: RidgeFillConfig | None,
-    *,
-    on_progress: Callable[[], None] = lambda: None,
-) -> list[Array]:
-    """Losses of the same tokens with maps, `[tail - near]` for each text.
-
-    Raises
-    ------
-    ModelError
-        If the configuration fills rows of the tail.
-    """
-    session.set_maps(config)
-    return measured_losses(session, texts, on_progress=on_progress)
-
-
-def measured_losses(
-    session: Session,
-    texts: Sequence[FarText],
-    way: Way = PLAIN,
-    *,
-    on_progress: Callable[[], None] = lambda: None,
-) -> list[Array]:
-    """Like `fill_losses`, run in a way that the session is started for."""
-    losses = []
-    for text in texts:
-        losses.append(token_losses(session, text.tokens, text.tail, way)[text.near - 1 :])
-        on_progress()
-    return losses
 
 
 def compare(
@@ -217,7 +147,7 @@ def compare(
     Parameters
     ----------
     texts, losses
-        From `exact_losses` and `fill_losses`.
+        From `score_text`, and of the same tokens run in another way, `[tail - near]` for each text.
     threshold
         Nats that the far context must be worth to a far token; the default is one bit.
     groups
@@ -256,3 +186,86 @@ def _compare_group(
         relative=Interval(ratio.value - 1, ratio.low - 1, ratio.high - 1),
         perplexity=Interval(*(math.expm1(x) for x in (difference.value, difference.low, difference.high))),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FarLossParams(Params):
+    """Texts, tokens of their tails that are not scored, and the nats that make a token a far one."""
+
+    texts: int = 8
+    near: int = 128
+    threshold: float = DEFAULT_THRESHOLD
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_near(self.near, self.tail)
+
+    @classmethod
+    def of(cls, shape: Params, texts: int, near: int | None = None, threshold: float = DEFAULT_THRESHOLD) -> Self:
+        """With the default number of tokens that are not scored where none is given."""
+        skipped = default_near(shape.tail) if near is None else near
+        return cls.at(shape, texts=texts, near=skipped, threshold=threshold)
+
+
+class FarLoss(Task[FarLossParams, list[int], FarText | Array, FarLosses]):
+    """Loss on tokens that depend on distant context."""
+
+    name = "far-loss"
+    groups: ClassVar[tuple[str, ...]] = GROUPS
+
+    @property
+    def size(self) -> int:
+        """Texts."""
+        return self.params.texts
+
+    def prepare(self, session: Session, chat: ChatFormatter | None) -> list[list[int]]:
+        """Texts of the corpus."""
+        return texts_of(session, self.params, self.params.texts)
+
+    def measure(self, session: Session, way: Way, item: list[int]) -> FarText | Array:
+        """Losses of the scored tokens; exact, also without far context.
+
+        Raises
+        ------
+        ModelError
+            If the way fills rows of the tail.
+        """
+        params = self.params
+        if way.config is None:
+            return score_text(session, item, tail=params.tail, sink=params.sink, near=params.near, way=way)
+        return token_losses(session, item, params.tail, way)[params.near - 1 :]
+
+    def summarise(
+        self,
+        way: Way,
+        items: Sequence[list[int]],
+        measured: Sequence[FarText | Array],
+        earlier: Mapping[Way, FarLosses],
+    ) -> FarLosses:
+        """The exact losses, or those of a way by groups of tokens."""
+        exact = [item for item in measured if isinstance(item, FarText)]
+        if way.config is None:
+            return FarLosses(
+                exact=tuple(tuple(text.exact.tolist()) for text in exact),
+                removed=tuple(tuple(text.removed.tolist()) for text in exact),
+            )
+        losses = [item for item in measured if not isinstance(item, FarText)]
+        texts = self.scored(items, exact_of(earlier))
+        groups = compare(
+            texts, losses, threshold=self.params.threshold, groups=self.groups, seed=self.params.seed
+        )  # fmt: skip
+        return FarLosses(groups={group.group: group for group in groups})
+
+    def scored(self, texts: Sequence[Sequence[int]], exact: FarLosses | None) -> list[FarText]:
+        """Texts with the losses that the exact model's result has."""
+        assert exact is not None
+        assert exact.exact is not None
+        assert exact.removed is not None
+        params = self.params
+        return [
+            FarText(
+                tuple(text), params.tail, params.near, np.asarray(kept), np.asarray(removed),
+                repeated_tokens(text, params.sink, params.tail, params.near),
+            )
+            for text, kept, removed in zip(texts, exact.exact, exact.removed, strict=True)
+        ]  # fmt: skip

@@ -209,7 +209,7 @@ class RidgeFillLM(TemplateLM):
         greedy = logits[:-1].argmax(axis=1).tolist() == list(tokens[len(tokens) - n_scored :])
         return -float(losses.sum()), greedy
 
-    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Refused: scores every row of a text.
 
         Raises

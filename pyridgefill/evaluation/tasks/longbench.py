@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,11 @@ from pyridgefill.calibration.chunks import ChatFormatter, Tokenizer
 from pyridgefill.errors import CorpusError, ModelError
 from pyridgefill.evaluation.intervals import mcnemar, mean_difference, paired_bootstrap, wilson
 from pyridgefill.evaluation.prompts.layout import make_frame
+from pyridgefill.evaluation.run.found import Choices, Share
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.run.way import PLAIN, Way
+from pyridgefill.evaluation.run.task import Params, Task, exact_of
+from pyridgefill.evaluation.run.way import Way
+from pyridgefill.files import file_name
 
 LETTERS = ("A", "B", "C", "D")
 _GROUPS = ("difficulty", "length", "domain")
@@ -100,54 +102,90 @@ def make_choice(
     return Choice(record["_id"], (*frame.head, *text, *frame.foot), record["answer"], groups, dropped)
 
 
-def run_choices(
-    session: Session, choices: Sequence[Choice], advance: Callable[[], None], way: Way = PLAIN
-) -> dict[str, Any]:
-    """Choose the letter whose token is most probable at the end of each prompt.
+@dataclass(frozen=True, kw_only=True)
+class LongBenchParams(Params):
+    """The name of the file of records, and how many of them are taken."""
 
-    Returns
-    -------
-    dict
-        Lists by prompt: `ids`, `chosen`, `right`, `dropped`, `filled`.
-    """
-    tokens = [session.tokenize(letter, parse_special=False)[0] for letter in LETTERS]
-    chosen, filled = [], []
-    for choice in choices:
-        logits = way.prefill(session, choice.tokens)[-1]
-        chosen.append(LETTERS[int(np.argmax(logits[tokens]))])
-        filled.append(sum(end - start for start, end in session.ranges))
-        advance()
-    return {
-        "ids": [choice.identifier for choice in choices],
-        "chosen": chosen,
-        "right": [letter == choice.answer for letter, choice in zip(chosen, choices, strict=True)],
-        "dropped": [choice.dropped for choice in choices],
-        "filled": filled,
-    }
+    file: str
+    records: int
+
+    # the text is the records' own
+    unsaid = ("corpus",)
+
+
+def longbench_tasks(shapes: Iterable[Params], path: Path, limit: int = 0) -> list[LongBench]:
+    """The records of a file, cut to each length; `limit` 0 takes all."""
+    records = read_longbench(path)[: limit or None]
+    name = file_name(path)
+    return [LongBench(LongBenchParams.at(shape, file=name, records=len(records)), records) for shape in shapes]
+
+
+class LongBench(Task[LongBenchParams, Choice, tuple[str, int], Choices]):
+    """Multiple choice over long texts."""
+
+    name = "longbench"
+
+    def __init__(self, params: LongBenchParams, records: Sequence[dict[str, str]]) -> None:
+        super().__init__(params)
+        self._records = records
+
+    @property
+    def size(self) -> int:
+        """Records."""
+        return self.params.records
+
+    def prepare(self, session: Session, chat: ChatFormatter | None) -> list[Choice]:
+        """A prompt for each record."""
+        params = self.params
+        return [make_choice(session, chat, item, n_prompt=params.ctx, tail=params.tail) for item in self._records]
+
+    def measure(self, session: Session, way: Way, item: Choice) -> tuple[str, int]:
+        """The letter whose token is most probable at the end of a prompt, and the rows that were filled."""
+        tokens = [session.tokenize(letter, parse_special=False)[0] for letter in LETTERS]
+        logits = way.prefill(session, item.tokens)[-1]
+        return LETTERS[int(np.argmax(logits[tokens]))], sum(end - start for start, end in session.ranges)
+
+    def summarise(
+        self,
+        way: Way,
+        items: Sequence[Choice],
+        measured: Sequence[tuple[str, int]],
+        earlier: Mapping[Way, Choices],
+    ) -> Choices:
+        """Accuracy in all and by group, and differences from exact."""
+        chosen, filled = [letter for letter, _ in measured], [rows for _, rows in measured]
+        return summarise_choices(items, chosen, filled, exact_of(earlier), self.params.seed)
 
 
 def summarise_choices(
-    result: dict[str, Any], exact: dict[str, Any] | None, choices: Sequence[Choice], seed: int
-) -> dict[str, Any]:
-    """Add accuracy with Wilson intervals, in all and by group, and the difference from exact in points."""
-    right = [bool(value) for value in result["right"]]
-    groups: dict[str, dict[str, Any]] = {}
+    choices: Sequence[Choice], chosen: Sequence[str], filled: Sequence[int], exact: Choices | None, seed: int
+) -> Choices:
+    """Accuracy with Wilson intervals, in all and by group, and the difference from exact in points."""
+    right = [letter == choice.answer for letter, choice in zip(chosen, choices, strict=True)]
+    groups: dict[str, dict[str, Share]] = {}
     for name in _GROUPS:
         for value in sorted({choice.groups[name] for choice in choices if name in choice.groups}):
             members = [hit for hit, choice in zip(right, choices, strict=True) if choice.groups.get(name) == value]
-            groups.setdefault(name, {})[value] = {"prompts": len(members), **asdict(wilson(sum(members), len(members)))}
-    summary = {
-        **result,
-        "prompts": len(right),
-        "hits": sum(right),
-        "accuracy": asdict(wilson(sum(right), len(right))),
-        "groups": groups,
-    }
-    if exact is not None:
-        others = np.asarray(exact["right"], dtype=np.float64)
-        scores = np.asarray(right, dtype=np.float64)
-        summary["difference"] = asdict(paired_bootstrap(mean_difference, (100 * others, 100 * scores), seed=seed))
-        summary["mcnemar_p"] = mcnemar([bool(value) for value in exact["right"]], right)
-        same = [a == b for a, b in zip(exact["chosen"], result["chosen"], strict=True)]
-        summary["same_choice"] = asdict(wilson(sum(same), len(same)))
-    return summary
+            share = wilson(sum(members), len(members))
+            groups.setdefault(name, {})[value] = Share(len(members), share.value, share.low, share.high)
+    found = Choices(
+        ids=tuple(choice.identifier for choice in choices),
+        chosen=tuple(chosen),
+        right=tuple(right),
+        dropped=tuple(choice.dropped for choice in choices),
+        filled=tuple(filled),
+        prompts=len(right),
+        hits=sum(right),
+        accuracy=wilson(sum(right), len(right)),
+        groups=groups,
+    )
+    if exact is None:
+        return found
+    others, scores = np.asarray(exact.right, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    same = [a == b for a, b in zip(exact.chosen, chosen, strict=True)]
+    return replace(
+        found,
+        difference=paired_bootstrap(mean_difference, (100 * others, 100 * scores), seed=seed),
+        mcnemar_p=mcnemar(exact.right, right),
+        same_choice=wilson(sum(same), len(same)),
+    )

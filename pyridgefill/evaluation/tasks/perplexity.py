@@ -3,33 +3,82 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pyridgefill.errors import ModelError
+from pyridgefill.calibration.chunks import ChatFormatter
+from pyridgefill.errors import UsageError
 from pyridgefill.evaluation.intervals import Interval, mean_difference, paired_bootstrap
-from pyridgefill.evaluation.run.lab import Advance, Compute, Job, Result
+from pyridgefill.evaluation.run.found import Perplexity
 from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.run.task import Params, Task, exact_of, texts_of
 from pyridgefill.evaluation.run.way import Way
-from pyridgefill.evaluation.tasks.jobs import Setting, text_list
-from pyridgefill.evaluation.tasks.loss import tail_losses
+from pyridgefill.evaluation.tasks.loss import token_losses
 
 
 def check_score(score: int, tail: int) -> None:
-    """Raise a ModelError if the last `score` rows of a prompt have no loss, or are not all in the exact tail."""
+    """Raise a UsageError if the last `score` rows of a prompt have no loss, or are not all in the exact tail."""
     if score < 2:
-        raise ModelError(f"perplexity of {score} rows: each row but the last is scored", "score at least 2 rows")
+        raise UsageError(f"perplexity of {score} rows: each row but the last is scored", "score at least 2 rows")
     if score > tail:
-        raise ModelError(
+        raise UsageError(
             f"perplexity of {score} rows, but only the last {tail} run exact: filled rows have no logits",
             f"score at most {tail} rows, or ask for a longer tail",
         )
 
 
-def summarise_losses(losses: Sequence[float], exact: Sequence[float] | None, tokens: int, seed: int) -> Result:
+@dataclass(frozen=True, kw_only=True)
+class PerplexityParams(Params):
+    """Texts, and rows at their ends whose predictions are scored, `score - 1` tokens each.
+
+    Raises
+    ------
+    UsageError
+        If a row that is scored would be filled.
+    """
+
+    texts: int = 8
+    score: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_score(self.score, self.tail)
+
+
+class PerplexityTask(Task[PerplexityParams, list[int], float, Perplexity]):
+    """Perplexity on the last rows of texts."""
+
+    name = "perplexity"
+
+    @property
+    def size(self) -> int:
+        """Texts."""
+        return self.params.texts
+
+    def prepare(self, session: Session, chat: ChatFormatter | None) -> list[list[int]]:
+        """Texts of the corpus."""
+        return texts_of(session, self.params, self.params.texts)
+
+    def measure(self, session: Session, way: Way, item: list[int]) -> float:
+        """Mean loss of a text's scored tokens, nats."""
+        return float(token_losses(session, item, self.params.score, way).mean())
+
+    def summarise(
+        self,
+        way: Way,
+        items: Sequence[list[int]],
+        measured: Sequence[float],
+        earlier: Mapping[Way, Perplexity],
+    ) -> Perplexity:
+        """Perplexity of all texts together, and its change against exact."""
+        exact = exact_of(earlier)
+        tokens = len(items) * (self.params.score - 1)
+        return summarise_losses(measured, None if exact is None else exact.losses, tokens, self.params.seed)
+
+
+def summarise_losses(losses: Sequence[float], exact: Sequence[float] | None, tokens: int, seed: int) -> Perplexity:
     """Perplexity of texts, and how it changes against exact; intervals resample texts.
 
     Parameters
@@ -42,64 +91,16 @@ def summarise_losses(losses: Sequence[float], exact: Sequence[float] | None, tok
         Scored tokens of all texts together.
     seed
         Of the bootstrap.
-
-    Returns
-    -------
-    dict
-        `losses`, `tokens`, `loss`, `perplexity` with its interval; against exact `difference` in nats and `relative`,
-        the relative change of perplexity, exp(difference) - 1.
     """
     values = np.asarray(losses, dtype=np.float64)
     mean = paired_bootstrap(mean_difference, (np.zeros_like(values), values), seed=seed)
-    result = {
-        "losses": list(losses),
-        "tokens": tokens,
-        "loss": mean.value,
-        "perplexity": asdict(_mapped(math.exp, mean)),
-    }
-    if exact is not None:
-        difference = paired_bootstrap(mean_difference, (np.asarray(exact), values), seed=seed)
-        result |= {"difference": asdict(difference), "relative": asdict(_mapped(math.expm1, difference))}
-    return result
+    found = Perplexity(tuple(losses), tokens, mean.value, _mapped(math.exp, mean))
+    if exact is None:
+        return found
+    difference = paired_bootstrap(mean_difference, (np.asarray(exact), values), seed=seed)
+    return replace(found, difference=difference, relative=_mapped(math.expm1, difference))
 
 
 def _mapped(function: Callable[[float], float], interval: Interval) -> Interval:
     """An interval of an increasing function of the value."""
     return Interval(*map(function, (interval.value, interval.low, interval.high)))
-
-
-def perplexity_jobs(setting: Setting, *, lengths: Sequence[int], texts: int, score: int | None = None) -> list[Job]:
-    """Perplexity on the last rows of texts of each length.
-
-    Parameters
-    ----------
-    setting
-        The model and its variants.
-    lengths, texts
-        Tokens of the texts, and how many of each length.
-    score
-        Rows at the end whose predictions are scored, `score - 1` tokens; None: the tail.
-
-    Raises
-    ------
-    ModelError
-        If a row that is scored would be filled.
-    """
-    rows = setting.tail if score is None else score
-    check_score(rows, setting.tail)
-
-    def compute(
-        windows: Callable[[], list[list[int]]], session: Session, way: Way, advance: Advance, exact: Result | None
-    ) -> Result:
-        losses = []
-        for text in windows():
-            losses += tail_losses(session, [text], rows, way)
-            advance()
-        return summarise_losses(losses, None if exact is None else exact["losses"], texts * (rows - 1), setting.seed)
-
-    jobs = []
-    for ctx in lengths:
-        run: Compute = partial(compute, cache(partial(text_list, setting, ctx, texts)))
-        params = setting.params(ctx, texts=texts, score=rows)
-        jobs += setting.jobs("perplexity", params, texts, lambda _variant, run=run: run)  # type: ignore[misc]
-    return jobs

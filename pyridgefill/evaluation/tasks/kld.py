@@ -1,0 +1,161 @@
+"""KL divergence and top-1 agreement with the exact model on rows that run exact, and on its own greedy continuation."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import log_softmax
+
+from pyridgefill.calibration.chunks import ChatFormatter
+from pyridgefill.errors import ModelError, UsageError
+from pyridgefill.evaluation.intervals import Interval, mean_difference, paired_bootstrap
+from pyridgefill.evaluation.run.found import Agreement, Divergence
+from pyridgefill.evaluation.run.session import Logits, Session
+from pyridgefill.evaluation.run.task import Params, Task, texts_of
+from pyridgefill.evaluation.run.way import Way
+from pyridgefill.evaluation.tasks.loss import next_token_losses
+
+Array = npt.NDArray[np.float64]
+
+
+def kl_divergence(exact: Logits, other: Logits) -> Array:
+    """KL(exact || other) of each row, in nats.
+
+    Parameters
+    ----------
+    exact, other
+        `[rows, n_vocab]`, logits.
+    """
+    result = np.empty(len(exact))
+    for i, (a, b) in enumerate(zip(exact, other, strict=True)):
+        log_p = log_softmax(a.astype(np.float64))
+        result[i] = np.sum(np.exp(log_p) * (log_p - log_softmax(b.astype(np.float64))))
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class KldParams(Params):
+    """Texts, and tokens of the exact model's greedy continuation that are compared as well.
+
+    Raises
+    ------
+    UsageError
+        If nothing is left to compare.
+    """
+
+    texts: int = 8
+    generated: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tail < 2 and not self.generated:
+            raise UsageError("a tail of 1 row and no generated tokens leave nothing to compare", "give a longer --tail")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One text: losses of its tail's tokens, and for each part that is compared the rows' divergence and agreement."""
+
+    losses: Array
+    kl: dict[str, Array]
+    same: dict[str, npt.NDArray[np.bool_]]
+
+
+class Kld(Task[KldParams, tuple[int, list[int]], Rows, Divergence]):
+    """How far logits are from the exact model's.
+
+    The exact logits are kept in a file without a name, `(tail + generated) * n_vocab * 4` bytes for each text.
+    """
+
+    name = "kld"
+
+    def __init__(self, params: KldParams) -> None:
+        super().__init__(params)
+        self._logits: npt.NDArray[np.float32] | None = None
+        self._continuations: dict[int, list[int]] = {}
+
+    @property
+    def size(self) -> int:
+        """Texts."""
+        return self.params.texts
+
+    def prepare(self, session: Session, chat: ChatFormatter | None) -> list[tuple[int, list[int]]]:
+        """Texts with their numbers."""
+        return list(enumerate(texts_of(session, self.params, self.params.texts)))
+
+    def measure(self, session: Session, way: Way, item: tuple[int, list[int]]) -> Rows:
+        """Compare a text's tail and continuation with what the exact model says, which is found out once.
+
+        Raises
+        ------
+        ModelError
+            If rows of the tail are filled: they have no logits.
+        """
+        (index, text), tail = item, self.params.tail
+        if index not in self._continuations:
+            session.set_maps(None)
+            self._record(session, index, text)
+            way.start(session)
+        assert self._logits is not None
+        exact = {"tail": self._logits[index, :tail], "generated": self._logits[index, tail:]}
+        if way.config is None:
+            return Rows(next_token_losses(exact["tail"], text[-tail:]), {}, {})
+        if session.exact_tail(len(text)) < tail:
+            raise ModelError(
+                f"logits of {tail} rows, but only the last {session.exact_tail(len(text))} run exact",
+                "ask for a longer tail",
+            )
+        found = {"tail": way.prefill(session, text, tail)}
+        if self._continuations[index]:
+            found["generated"] = session.extend(self._continuations[index])
+        return Rows(
+            next_token_losses(found["tail"], text[-tail:]),
+            {name: kl_divergence(exact[name], logits) for name, logits in found.items()},
+            {name: exact[name].argmax(axis=1) == logits.argmax(axis=1) for name, logits in found.items()},
+        )
+
+    def _record(self, session: Session, index: int, text: list[int]) -> None:
+        """Keep the exact model's logits of a text's tail and of what it says next."""
+        tail = session.prefill(text, self.params.tail)
+        if self._logits is None:
+            shape = self.params.texts, self.params.tail + self.params.generated, tail.shape[1]
+            with tempfile.TemporaryFile() as file:
+                self._logits = np.memmap(file, np.float32, "w+", shape=shape)
+        self._logits[index, : self.params.tail] = tail
+        tokens: list[int] = []
+        last = tail[-1]
+        for step in range(self.params.generated):
+            tokens.append(int(np.argmax(last)))
+            last = session.extend(tokens[-1:])[0]
+            self._logits[index, self.params.tail + step] = last
+        self._continuations[index] = tokens
+
+    def summarise(
+        self,
+        way: Way,
+        items: Sequence[tuple[int, list[int]]],
+        measured: Sequence[Rows],
+        earlier: Mapping[Way, Divergence],
+    ) -> Divergence:
+        """Means over rows; intervals resample texts."""
+        loss = float(np.mean([rows.losses for rows in measured]))
+        parts = {name: self._agreement(name, measured) for name in measured[0].kl}
+        return Divergence(loss, float(np.exp(loss)), parts.get("tail"), parts.get("generated"))
+
+    def _agreement(self, name: str, measured: Sequence[Rows]) -> Agreement:
+        kl = [rows.kl[name] for rows in measured]
+        return Agreement(
+            rows=sum(map(len, kl)),
+            kl=self._interval(kl),
+            kl_99=float(np.quantile(np.concatenate(kl), 0.99)),
+            top1=self._interval([rows.same[name] for rows in measured]),
+        )
+
+    def _interval(self, values: Sequence[npt.NDArray[Any]]) -> Interval:
+        means = np.asarray([np.mean(item) for item in values], dtype=np.float64)
+        return paired_bootstrap(mean_difference, (np.zeros_like(means), means), seed=self.params.seed)
