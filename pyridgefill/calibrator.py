@@ -57,7 +57,7 @@ def calibrate(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
-    corpora: Sequence[str | os.PathLike[str]] = DEFAULT_CORPORA,
+    corpora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = DEFAULT_CORPORA,
     splits: Sequence[int] | None = None,
     target: Target = "proj",
     tokens: int | None = defaults.TOKENS,
@@ -89,7 +89,7 @@ def calibrate(
     output
         The maps file.
     corpora
-        Text files, chat `.jsonl` files, names of built-in corpora.
+        Text files, chat `.jsonl` files, names of built-in corpora; one or several.
     splits
         Candidates; None: from a third to two thirds of the layers.
     target
@@ -125,8 +125,9 @@ def calibrate(
         With a hint, for a bad model, corpus, option or output.
     """
     output = Path(output)
+    sources = [corpora] if isinstance(corpora, (str, os.PathLike)) else list(corpora)
     sums = output.with_name(output.name + ".statistics.npz") if statistics is None else Path(statistics)
-    check_output(output, sums, inputs=[model, *corpora])
+    check_output(output, sums, inputs=[model, *sources])
     base = read_base_model(model)
     check_weight_type(weight_type, base.embedding_length, rank)
     least = base.embedding_length // 4
@@ -142,7 +143,7 @@ def calibrate(
         n_gpu_layers=n_gpu_layers,
     )
     # a document is about one chunk: English and code have 3 to 4 characters per token
-    texts = [Corpus(os.fspath(source), errors, 3 * n_ctx) for source in corpora]
+    texts = [Corpus(os.fspath(source), errors, 3 * n_ctx) for source in sources]
     selects = heads
 
     def begin(engine: Engine) -> None:

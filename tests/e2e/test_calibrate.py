@@ -71,7 +71,7 @@ def test_the_function_measures_and_recommends(
     measured["accept"] = Trial(2, "attention", 0.1, 4, 4, 1.0, True)
     steps: list[Step] = []
     made = pyridgefill.calibrate(
-        workshop.model("llama"), tmp_path / "maps.gguf", corpora=[corpus], splits=[2, 4], tail=99,
+        workshop.model("llama"), tmp_path / "maps.gguf", corpora=corpus, splits=[2, 4], tail=99,
         on_step=steps.append, **SMALL,
     )  # fmt: skip
     assert measured["heads"] == [2, 4]

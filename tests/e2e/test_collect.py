@@ -263,7 +263,8 @@ def test_command_line_from_text_to_maps(workshop, tmp_path, corpus) -> None:
     assert {item.name for item in tmp_path.iterdir()} == {"Карты.gguf", "letters.txt"}
 
 
-def test_interrupt_of_the_command_leaves_a_checkpoint(workshop, tmp_path, corpus) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_of_the_command_leaves_a_checkpoint(workshop, tmp_path, corpus, number) -> None:
     long = tmp_path / "long.txt"
     long.write_text(Path(corpus.source).read_text() * 300)
     sums = tmp_path / "sums.npz"
@@ -273,7 +274,7 @@ def test_interrupt_of_the_command_leaves_a_checkpoint(workshop, tmp_path, corpus
     for line in process.stderr:
         if "memory for sums" in line:
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "--resume" in err
