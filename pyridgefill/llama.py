@@ -21,7 +21,6 @@ from llama_cpp import Llama as _Llama  # noqa: E402
 from llama_cpp._internals import LlamaBatch  # noqa: E402
 
 from pyridgefill import fill  # noqa: E402
-from pyridgefill.cache import FilledCache  # noqa: E402
 
 
 class _Batch(LlamaBatch):
@@ -239,16 +238,19 @@ class Llama(_Llama):
             except StopIteration:
                 return
 
-    def set_cache(self, cache: Any) -> None:
-        """See `llama_cpp.Llama.set_cache`; objects without maps may share the cache and never meet filled cells."""
-        super().set_cache(cache if cache is None or self._fill is None else FilledCache(cache, self._has_filled))
-
-    def _has_filled(self) -> bool:
-        return fill.reusable(self._ctx.ctx, 0, [], self.n_tokens) < self.n_tokens
+    def save_state(self) -> Any:
+        """See `llama_cpp.Llama.save_state`; of a filled prompt that class gets only the exact rows at the start."""
+        state: Any = super().save_state()
+        # it does not ask which cells are exact; `load_state` takes all
+        state.n_tokens_filled = state.n_tokens
+        state.n_tokens = fill.reusable(self._ctx.ctx, 0, [], self.n_tokens)
+        state.scores = state.scores[: state.n_tokens]
+        return state
 
     def load_state(self, state: Any) -> None:
         """See `llama_cpp.Llama.load_state`; which cells were filled is part of the state."""
         super().load_state(state)
+        self.n_tokens = getattr(state, "n_tokens_filled", state.n_tokens)
         self._selection = None
         if self._fill is not None:
             self._batch.filled = self._fill.begin(0, 0, [])

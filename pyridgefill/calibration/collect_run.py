@@ -93,11 +93,15 @@ class CollectRun:
                 f"{os.fspath(output)}: collected from another model: {difference(base, statistics.base)}",
                 "resume with the same model, or collect to a new file",
             )
-        position = Position(**statistics.progress)
+        try:
+            position = Position(**statistics.progress)
+            found = {name: position.key.get(name) for name in key}
+        except (TypeError, AttributeError) as error:
+            raise StatisticsError(f"{os.fspath(output)}: no checkpoint of a run", "collect to a new file") from error
         for name, value in key.items():
-            if position.key[name] != value:
+            if found[name] != value:
                 raise StatisticsError(
-                    f"{os.fspath(output)}: {name} differs: the checkpoint has {position.key[name]}, this run {value}",
+                    f"{os.fspath(output)}: {name} differs: the checkpoint has {found[name]}, this run {value}",
                     "resume with the same options",
                 )
         return cls(statistics, position, output)

@@ -105,7 +105,7 @@ def _arrays(path: str | os.PathLike[str]) -> Iterator[Any]:
         raise StatisticsError(
             f"{file}: cannot read: {error.strerror or error}", "give a file made by collect"
         ) from error
-    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError) as error:
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:
         if not zipfile.is_zipfile(file):
             raise StatisticsError(f"{file}: not a statistics file", "give a file made by collect") from error
         raise StatisticsError(f"{file}: not a statistics file: {error}", "give a file made by collect") from error

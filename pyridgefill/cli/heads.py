@@ -17,6 +17,10 @@ from pyridgefill.files import check_output
 from pyridgefill.maps import read_maps, write_maps
 
 
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
+
+
 def heads(
     model: ModelArgument,
     maps: Annotated[Path, typer.Argument(metavar="MAPS", help="The maps file; it stays as it is.")],
@@ -25,14 +29,16 @@ def heads(
     prompts: Annotated[
         int, typer.Option("--prompts", min=1, help="Needles of each kind and length.")
     ] = defaults.HEAD_PROMPTS,
-    ctx: Annotated[str, typer.Option("--ctx", help="Tokens of the prompts, like 1024,2048.")] = "1024,2048",
+    ctx: Annotated[str, typer.Option("--ctx", help="Tokens of the prompts, like 1024,2048.")] = _listed(
+        defaults.HEAD_LENGTHS
+    ),
     tail: Annotated[
         int | None,
         typer.Option("--tail", min=64, help="Exact rows at the end; the question is there [as in the file]."),
     ] = None,
     pool: Annotated[
         str, typer.Option("--pool", help="Rows before and after a row over which its score halves.")
-    ] = "5,5",
+    ] = _listed(defaults.POOL),
     queries: Annotated[
         int, typer.Option("--queries", min=1, help="Last rows of a prompt that ask.")
     ] = defaults.QUERIES,

@@ -20,7 +20,7 @@ from pyridgefill.calibration.collect_run import Step
 from pyridgefill.calibration.corpus import Corpus
 from pyridgefill.calibration.fit import FitOptions, fit_maps
 from pyridgefill.calibration.statistics import Statistics
-from pyridgefill.calibration.statistics_file import read_statistics
+from pyridgefill.calibration.statistics_file import read_statistics, write_statistics
 from pyridgefill.calibration.sums import Settings
 from pyridgefill.chat import chat_formatter
 from pyridgefill.engine import Engine
@@ -162,6 +162,16 @@ def test_resume_checks_the_model(workshop, tmp_path, corpus) -> None:
     collect(workshop.model("llama"), [corpus], path, options(3, tokens=1000))
     with pytest.raises(StatisticsError, match=r"sums\.npz: collected from another model: weights: expected"):
         collect(workshop.model("llama", 1), [corpus], path, options(3, tokens=2000), resume=True)
+
+
+@pytest.mark.parametrize("progress", [{"odd": 1}, {"key": 3}, {"key": {}}])
+def test_resume_from_a_file_that_is_no_checkpoint(workshop, tmp_path, corpus, progress) -> None:
+    model, path = workshop.model("llama"), tmp_path / "sums.npz"
+    statistics, _ = collect(model, [corpus], path, options(3, tokens=1000))
+    statistics.progress = progress
+    write_statistics(path, statistics)
+    with pytest.raises(StatisticsError, match=r"sums\.npz: (no checkpoint of a run|corpora differs)"):
+        collect(model, [corpus], path, options(3, tokens=2000), resume=True)
 
 
 def test_a_bad_byte_late_in_the_text_keeps_the_sums(workshop, tmp_path, corpus, monkeypatch) -> None:

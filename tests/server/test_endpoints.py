@@ -7,12 +7,17 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from server.conftest import Kit
+from support import maps
+from support.families import FAMILIES
 from support.server import MIN_PROMPT, SINK, START_SECONDS, TAIL, Server
 from support.tokens import tokens
+
+from pyridgefill.maps import RetrievalHead, read_maps
 
 PROMPT = tokens(300)
 FILLED = len(PROMPT) - TAIL - SINK
@@ -39,6 +44,19 @@ def test_props(server: Server) -> None:
     maps = server.get("/ridgefill").json()
     props = server.get("/props").json()["ridgefill"]
     assert props == {key: maps[key] for key in ("hash", "split", "splits", "defaults", "heads", "heal")}
+
+
+def test_maps_without_a_recommendation_are_served_as_python_reads_them(kit: Kit, tmp_path: Path) -> None:
+    family = FAMILIES["llama"]
+    silent = maps.identity(kit.model(), [2, 3], family.sites())
+    silent = replace(silent, heads=tuple(RetrievalHead(split, 0, 0) for split in (2, 3)))
+    path = maps.write(tmp_path / "silent.gguf", silent)
+    best = read_maps(path).defaults()
+    with kit.serve("llama", "-np", "1", "-c", "1024", maps=path) as running:
+        found = running.get("/ridgefill").json()
+    assert (found["split"], found["defaults"]["select"]) == (best.split, best.select) == (3, "none")
+    budget, pool, queries = (found["defaults"][key] for key in ("budget", "pool", "queries"))
+    assert (budget, tuple(pool), queries) == (best.budget, best.pool, best.queries)
 
 
 def test_no_path_is_told(server: Server, kit: Kit) -> None:

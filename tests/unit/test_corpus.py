@@ -38,8 +38,9 @@ def test_invalid_utf8_names_file_and_offset(tmp_path: Path, monkeypatch: pytest.
     data = "größe ".encode() * 5 + b"\xff" + b" rest"
     for size in (1 << 20, 7, 3):
         monkeypatch.setattr("pyridgefill.calibration.corpus._READ_BYTES", size)
-        with pytest.raises(CorpusError, match=r"a\.txt: byte 40 is not UTF-8 text"):
+        with pytest.raises(CorpusError, match=r"a\.txt: byte 40 is not UTF-8 text") as caught:
             texts(tmp_path / "a.txt", data)
+        assert "--" not in str(caught.value), "evaluations have no such option"
     assert texts(tmp_path / "a.txt", data, errors="replace") == ["größe " * 5 + "\ufffd rest"]
     with pytest.raises(CorpusError, match=r"a\.txt: byte 2 is not UTF-8"):
         texts(tmp_path / "a.txt", b"ab\xe6\x96")  # ends within a character
