@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from pyridgefill.card import make_card, measured
-from pyridgefill.cli.common import OutputOption
+from pyridgefill.cli.common import MapsArgument, OutputOption
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.run.results import ResultFile
 from pyridgefill.files import check_output, digest, replacing
 
 
 def card(
-    maps: Annotated[Path, typer.Argument(metavar="MAPS", help="A maps file.")],
+    maps: MapsArgument,
     output: OutputOption,
     results: Annotated[
         list[Path] | None,

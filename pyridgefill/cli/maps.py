@@ -27,6 +27,7 @@ from pyridgefill.errors import RidgeFillError, UsageError
 from pyridgefill.files import check_output
 from pyridgefill.maps import MapSet, identity_maps, read_base_model, read_maps, write_maps, zero_maps
 from pyridgefill.maps.arrays import open_arrays
+from pyridgefill.maps.base import candidate_splits
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
 from pyridgefill.maps.pack import maps_from_arrays
 from pyridgefill.words import size
@@ -49,12 +50,12 @@ def pack(
     check_output(output, json_file, inputs=(source, model, statistics))
     common.choice("--target", target, TARGETS)
     common.choice("--feature-norm", feature_norm, FEATURE_NORMS)
+    given = () if splits == "auto" else common.parse_splits(splits, 0)
     if source in ("mean", "zero"):
         if statistics is None:
             raise UsageError(f"{source}: the sites are not known", "give --statistics, made by collect")
         sums = read_statistics(statistics)
-        chosen = tuple(sums.splits) if splits == "auto" else common.parse_splits(splits, sums.base.block_count)
-        maps = mean_maps(sums, target, chosen, DEFAULT_RECOMMENDED)  # type: ignore[arg-type]  # checked by choice
+        maps = mean_maps(sums, target, given or tuple(sums.splits), DEFAULT_RECOMMENDED)  # type: ignore[arg-type]  # checked by choice
         maps = zero_maps(maps) if source == "zero" else maps
     else:
         if source != "identity" and not Path(source).is_file():
@@ -63,8 +64,7 @@ def pack(
             raise UsageError(f"{source}: the model is not known", "give --model")
         base = read_base_model(model)
         if source == "identity":
-            chosen = common.parse_splits(splits, base.block_count)
-            maps = identity_maps(base, chosen, recommended=DEFAULT_RECOMMENDED)
+            maps = identity_maps(base, given or candidate_splits(base.block_count), recommended=DEFAULT_RECOMMENDED)
         else:
             maps = maps_from_arrays(base, open_arrays(Path(source)), feature_norm=feature_norm)  # type: ignore[arg-type]
     write_maps(output, maps, weight_type=weight_type)
@@ -72,7 +72,7 @@ def pack(
 
 
 def repack(
-    maps: Annotated[Path, typer.Argument(metavar="MAPS", help="A maps file; it stays as it is.")],
+    maps: MapsArgument,
     output: OutputOption,
     splits: Annotated[str, typer.Option("--splits", help="Splits that stay: all, recommended, or 12,16.")] = "all",
     split: Annotated[int | None, typer.Option("--split", help="Recommended split.")] = None,

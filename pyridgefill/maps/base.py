@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 from pyridgefill import defaults
 from pyridgefill.errors import ModelError
 from pyridgefill.files import SHARD
-from pyridgefill.maps.gguf_file import GGUFFile
+from pyridgefill.maps.gguf_file import TEXTS, GGUFFile
 
 _FNV_OFFSET = 0xCBF29CE484222325
 _FNV_PRIME = 0x100000001B3
@@ -153,7 +153,7 @@ def _tokens(file: GGUFFile, architecture: str) -> list[bytes]:
             file.fail(f"key {size}: expected {_MOST_TOKENS} at most, found {count}", "the file is damaged")
         return [b""] * count
     # llama.cpp gives empty tokens a text at load
-    return [text or f"[EMPTY_{i}]".encode() for i, text in enumerate(file.texts("tokenizer.ggml.tokens"))]
+    return [text or f"[EMPTY_{i}]".encode() for i, text in enumerate(file.field("tokenizer.ggml.tokens", TEXTS))]
 
 
 def _weights_hash(files: list[GGUFFile], block_count: int) -> str:

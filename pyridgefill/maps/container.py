@@ -8,7 +8,7 @@ from typing import Any
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from pyridgefill.errors import MapsError
-from pyridgefill.maps.gguf_file import GGUFFile, Tensor
+from pyridgefill.maps.gguf_file import TEXT, GGUFFile, Tensor
 from pyridgefill.maps.model import MAX_NAME_BYTES
 
 _INTEGERS = {"u32": GGUFValueType.UINT32, "i32": GGUFValueType.INT32, "u64": GGUFValueType.UINT64}
@@ -43,10 +43,10 @@ class MapsContainer(GGUFFile):
         super()._check_tensor(tensor)
 
     def string(self, key: str) -> str:
-        return self._text(key, self._field(key, GGUFValueType.STRING))
+        return self._text(key, self.field(key, TEXT))
 
     def integer(self, key: str, kind: str) -> int:
-        return int(self._field(key, _INTEGERS[kind]))
+        return int(self.field(key, (_INTEGERS[kind],)))
 
     def optional_integer(self, key: str, kind: str) -> int | None:
         return self.integer(key, kind) if self.has(key) else None
@@ -60,7 +60,7 @@ class MapsContainer(GGUFFile):
 
     def floats(self, key: str, count: int | None = None, *, scalar: bool = False) -> list[float]:
         if scalar:
-            return [float(self._field(key, GGUFValueType.FLOAT32))]
+            return [float(self.field(key, (GGUFValueType.FLOAT32,)))]
         return [float(value) for value in self._array(key, GGUFValueType.FLOAT32, count)]
 
     def strings(self, key: str, count: int | None = None, *, optional: bool = False) -> list[str]:
@@ -74,19 +74,8 @@ class MapsContainer(GGUFFile):
         except UnicodeDecodeError:
             self.fail(f"key {key}: text that is not UTF-8")
 
-    def _field(self, key: str, *types: GGUFValueType) -> Any:
-        if key not in self.types:
-            self.fail(f"key {key} is missing", "make the file again")
-        if self.types[key] != types:
-            self.fail(f"key {key}: expected type {_types(types)}, found {_types(self.types[key])}")
-        return self.value(key)
-
     def _array(self, key: str, kind: GGUFValueType, count: int | None) -> Any:
-        values = self._field(key, GGUFValueType.ARRAY, kind)
+        values = self.field(key, (GGUFValueType.ARRAY, kind))
         if count is not None and len(values) != count:
             self.fail(f"key {key}: expected {count} entries, found {len(values)}")
         return values
-
-
-def _types(types: tuple[GGUFValueType, ...]) -> str:
-    return " of ".join(kind.name.lower() for kind in types)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,9 +32,9 @@ _SCALARS = {
     GGUFValueType.INT64: "<i8",
     GGUFValueType.FLOAT64: "<f8",
 }
-_TEXT = {(GGUFValueType.STRING,)}
-_WHOLE = {(kind,) for kind in _SCALARS if kind.name.startswith(("INT", "UINT"))}
-_NUMBERS = {(*head, kind) for kind in _SCALARS for head in ((), (GGUFValueType.ARRAY,))}
+TEXT, TEXTS = (GGUFValueType.STRING,), (GGUFValueType.ARRAY, GGUFValueType.STRING)
+_WHOLE = [(GGUFValueType[name],) for name in ("UINT32", "INT32", "UINT64", "INT64", "UINT16", "INT16", "UINT8", "INT8")]
+_NUMBERS = [*((kind,) for kind in _SCALARS), *((GGUFValueType.ARRAY, kind) for kind in _SCALARS)]
 _LENGTH = struct.Struct("<Q")
 _VERSIONS = (2, 3)
 _MAX_DIMS = 4
@@ -94,33 +93,28 @@ class GGUFFile:
         """Raise an error that names the file."""
         raise self._error(f"{self.path}: {message}", hint)
 
+    def field(self, key: str, *accepted: tuple[GGUFValueType, ...]) -> Any:
+        """The value of a key that must be there, of one of the types."""
+        if key not in self.types:
+            self.fail(f"key {key} is missing", "the file is of another kind, or was not written to the end")
+        if self.types[key] not in accepted:
+            self.fail(f"key {key}: expected type {_words(accepted[0])}, found {_words(self.types[key])}")
+        return self.value(key)
+
     def text(self, key: str) -> str:
         """The text of a key that must be there."""
-        return bytes(self._checked(key, _TEXT)).decode("utf-8", errors="replace")
+        return bytes(self.field(key, TEXT)).decode("utf-8", errors="replace")
 
-    def texts(self, key: str) -> list[bytes]:
-        """The texts of a key that must be there and have an array of them."""
-        found: list[bytes] = self._checked(key, {(GGUFValueType.ARRAY, *kinds) for kinds in _TEXT})
-        return found
+    def whole(self, key: str) -> int:
+        """The whole number of a key that must be there."""
+        return int(self.field(key, *_WHOLE))
 
     def numbers(self, key: str, default: float | None = None) -> list[float]:
         """The number of a key or those of its array; the default, if there is one, where the key is missing."""
         if key not in self.types and default is not None:
             return [default]
-        found: list[float] = np.atleast_1d(self._checked(key, _NUMBERS)).tolist()
+        found: list[float] = np.atleast_1d(self.field(key, *_NUMBERS)).tolist()
         return found or self.fail(f"key {key}: expected a number, found none")
-
-    def whole(self, key: str) -> int:
-        """The whole number of a key that must be there."""
-        return int(self._checked(key, _WHOLE))
-
-    def _checked(self, key: str, expected: Set[tuple[GGUFValueType, ...]]) -> Any:
-        if key not in self.types:
-            self.fail(f"key {key} is missing", "give a model's GGUF, not an adapter")
-        if self.types[key] not in expected:
-            found = " of ".join(kind.name.lower() for kind in self.types[key])
-            self.fail(f"key {key}: expected a value of another type, found {found}")
-        return self.value(key)
 
     def value(self, key: str) -> Any:
         """The value of a key: a number, a bool, bytes, a numpy array, or a list of bytes; texts are not decoded."""
@@ -246,3 +240,7 @@ class GGUFFile:
 
     def _cut(self, what: str) -> NoReturn:
         self.fail(f"not a readable GGUF file: {what} at byte {self._at} would end behind the file", "it is damaged")
+
+
+def _words(types: tuple[GGUFValueType, ...]) -> str:
+    return " of ".join(kind.name.lower() for kind in types)
