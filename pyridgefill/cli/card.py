@@ -19,7 +19,7 @@ def card(
     output: OutputOption,
     results: Annotated[
         list[Path] | None,
-        typer.Option("--results", help="JSON lines that eval and bench wrote with these maps; repeatable."),
+        typer.Argument(metavar="RESULTS", help="JSON lines that eval and bench wrote with these maps."),
     ] = None,
     title: Annotated[str, typer.Option("--title", help="The model's name [the file's name].")] = "",
 ) -> None:

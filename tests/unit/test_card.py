@@ -112,12 +112,12 @@ def test_the_command_reads_results(maps: Path, tmp_path: Path, capsys: pytest.Ca
     lines = tmp_path / "lines.jsonl"
     record = Record(cell("ttft", "fill", digest(maps)), speed(1.25), {})
     lines.write_text(json.dumps(record._asdict()) + "\n")
-    assert run(["card", str(maps), "--results", str(lines), "-o", str(tmp_path / "card.md"), "--title", "T"]) == 0
+    assert run(["card", str(maps), str(lines), "-o", str(tmp_path / "card.md"), "--title", "T"]) == 0
     assert "| 1.25 |" in (tmp_path / "card.md").read_text()
-    assert run(["card", str(maps), "--results", str(tmp_path / "none"), "-o", str(tmp_path / "other.md")]) == 1
+    assert run(["card", str(maps), str(tmp_path / "none"), "-o", str(tmp_path / "other.md")]) == 1
     assert "none: no such file" in capsys.readouterr().err
     other = Record(cell("ttft", "fill", "0" * 16), speed(1.25), {})
     lines.write_text(json.dumps(other._asdict()) + "\n")
-    assert run(["card", str(maps), "--results", str(lines), "-o", str(tmp_path / "other.md")]) == 1
+    assert run(["card", str(maps), str(lines), "-o", str(tmp_path / "other.md")]) == 1
     assert f"{lines}: no result is of {maps}" in capsys.readouterr().err
     assert not (tmp_path / "other.md").exists()
