@@ -88,9 +88,14 @@ def repack(
 ) -> None:
     """Write maps again, with fewer splits, another weight type, or other recommended settings."""
     check_output(output, json_file, inputs=[maps])
-    stored = read_maps(maps)
+    if select is not None:
+        common.choice("--select", select, ("none", "attention"))
     if budget is not None and select == "none":
         raise UsageError("--budget does not go with --select none", "leave out one of them")
+    named: tuple[int, ...] = ()
+    if splits not in ("all", "recommended"):
+        named = tuple(sorted(common.parse_list("--splits", splits, int, "all, recommended, or a list like 12,16")))
+    stored = read_maps(maps)
     given: dict[str, Any] = {
         "split": split,
         "select": select,
@@ -104,17 +109,10 @@ def repack(
     assert default is not None
     if select is not None or budget is not None:
         best = replace(best, split=default)
-    kept = stored.keep(_kept(splits, stored, default), best.complete())
+    chosen = named or ((default,) if splits == "recommended" else tuple(item.layer for item in stored.splits))
+    kept = stored.keep(chosen, best.complete())
     write_maps(output, kept, weight_type=weight_type)
     _show(output, read_maps(output), json_file=json_file)
-
-
-def _kept(splits: str, maps: MapSet, recommended: int) -> tuple[int, ...]:
-    if splits == "all":
-        return tuple(item.layer for item in maps.splits)
-    if splits == "recommended":
-        return (recommended,)
-    return tuple(sorted(common.parse_list("--splits", splits, int, "all, recommended, or a list like 12,16")))
 
 
 def inspect(

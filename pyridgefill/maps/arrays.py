@@ -54,6 +54,8 @@ def open_arrays(path: Path) -> Mapping[str, RowSource]:
     if not path.is_file():
         raise MapsError(f"{path}: no such file", "give an .npz or .safetensors file, or identity, mean or zero")
     if path.suffix == ".npz":
+        if not zipfile.is_zipfile(path):
+            raise MapsError(f"{path}: not an .npz file", "write it with numpy.savez")
         try:
             archive = np.load(path)
             return {name: NpzRows(archive, name, path) for name in archive.files}
