@@ -28,6 +28,7 @@ from pyridgefill.chat import chat_formatter
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.cost import cost_model
 from pyridgefill.errors import RidgeFillError
+from pyridgefill.evaluation.prompts.layout import Shape
 from pyridgefill.evaluation.prompts.needle import make_needles
 from pyridgefill.evaluation.prompts.text import text_windows, token_windows
 from pyridgefill.evaluation.run.session import Session
@@ -163,8 +164,8 @@ def measure_quality(settings: Settings, progress: Progress) -> dict[str, Any]:
     losses: dict[str, float] = {}
     with Session(settings.model, n_ctx=settings.quality_prompt + 64, n_threads=settings.n_threads) as session:
         chat = chat_formatter(session, add_generation_prompt=True)
-        shape: dict[str, Any] = {"n_prompt": settings.quality_prompt, "sink": settings.sink, "tail": settings.tail}
-        needles = list(make_needles(session, chat, count=settings.needles, **shape))
+        shape = Shape(session, chat, settings.quality_prompt, settings.sink, settings.tail)
+        needles = list(make_needles(shape, count=settings.needles))
         windows = text_windows(session, settings.quality_prompt, skip=settings.needles)
         texts = [next(windows) for _ in range(settings.texts)]
         task = progress.add_task("quality", total=len(variants) * (len(needles) + len(texts)))

@@ -16,6 +16,7 @@ from pyridgefill._native import LLAMA_RIDGEFILL_MAX_HEADS as MAX_HEADS
 from pyridgefill.chat import chat_formatter
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import ModelError
+from pyridgefill.evaluation.prompts.layout import Shape
 from pyridgefill.evaluation.prompts.needle import KINDS, make_needles
 from pyridgefill.evaluation.prompts.text import text_windows
 from pyridgefill.evaluation.run.session import Session
@@ -107,10 +108,10 @@ def _needles(
 ) -> Iterator[_Prompt]:
     chat = chat_formatter(session, add_generation_prompt=True)
     for length in lengths:
-        shape: dict[str, Any] = {"n_prompt": length, "sink": config.sink or 0, "tail": config.tail or defaults.TAIL}
-        shape["corpus"] = RANKING_CORPUS
+        rows = length, config.sink or 0, config.tail or defaults.TAIL
         for index, kind in enumerate(KINDS):
-            for needle in make_needles(session, chat, count=prompts, kind=kind, seed=seed + index, **shape):
+            shape = Shape(session, chat, *rows, seed + index, RANKING_CORPUS)
+            for needle in make_needles(shape, count=prompts, kind=kind):
                 yield kind, needle.tokens, range(needle.value_start, needle.value_end)
 
 

@@ -13,6 +13,7 @@ from pyridgefill import defaults
 from pyridgefill.chat import chat_formatter
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.intervals import least_hits
+from pyridgefill.evaluation.prompts.layout import Shape
 from pyridgefill.evaluation.prompts.needle import KINDS, KeyedText, make_keyed_texts
 from pyridgefill.evaluation.prompts.text import text_windows
 from pyridgefill.evaluation.run.session import Session
@@ -142,17 +143,9 @@ def propose(
 def _needles(session: Session, config: RidgeFillConfig, work: Workload) -> Iterator[KeyedText]:
     chat = chat_formatter(session, add_generation_prompt=True)
     for index, kind in enumerate(KINDS):
-        yield from make_keyed_texts(
-            session,
-            chat,
-            count=1,
-            keys=work.keys,
-            n_prompt=work.length,
-            sink=config.sink or 0,
-            tail=config.tail or defaults.TAIL,
-            kind=kind,
-            seed=_SEED_OFFSET + work.seed + index,
-        )
+        rows = work.length, config.sink or 0, config.tail or defaults.TAIL
+        shape = Shape(session, chat, *rows, _SEED_OFFSET + work.seed + index)
+        yield from make_keyed_texts(shape, count=1, keys=work.keys, kind=kind)
 
 
 def _settings(

@@ -16,6 +16,7 @@ from support.tokens import tokens
 
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import ModelError, UsageError
+from pyridgefill.evaluation.prompts.layout import Shape
 from pyridgefill.evaluation.prompts.needle import make_keyed_texts, make_needles
 from pyridgefill.evaluation.run.dropped import Dropped
 from pyridgefill.evaluation.run.exact import EXACT
@@ -268,8 +269,8 @@ def test_the_far_context_is_what_is_removed(oracle: Session) -> None:
 
 
 def test_a_real_model_finds_needles(smollm2: Path) -> None:
-    shape = {"n_prompt": 512, "sink": 4, "tail": 192}
     with Session(smollm2, n_ctx=576, n_threads=2) as session:
-        needles = [*islice(make_needles(session, None, count=1, kind="uuids", **shape), 1)]
-        (text,) = make_keyed_texts(session, None, count=1, keys=2, **shape)
+        shape = Shape(session, None, 512, 4, 192)
+        needles = [*islice(make_needles(shape, count=1, kind="uuids"), 1)]
+        (text,) = make_keyed_texts(shape, count=1, keys=2)
         assert all(count_hits(session, [*needles, *text.needles]))

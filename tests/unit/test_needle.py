@@ -9,6 +9,7 @@ import pytest
 from letters import Letters, chat
 
 from pyridgefill.errors import CorpusError, ModelError
+from pyridgefill.evaluation.prompts.layout import Shape
 from pyridgefill.evaluation.prompts.needle import KINDS, make_keyed_texts, make_needles
 from pyridgefill.evaluation.prompts.needle_absent import make_absent
 from pyridgefill.evaluation.prompts.score import gives_value
@@ -18,8 +19,12 @@ SHAPE = {"n_prompt": 2000, "sink": 4, "tail": 256}
 LETTERS = Letters()
 
 
-def needles(kind="digits", count=10, seed=0, chat=chat, **shape):
-    return list(make_needles(LETTERS, chat, count=count, kind=kind, seed=seed, **(SHAPE | shape)))
+def shaped(chat=chat, **shape):
+    return Shape(LETTERS, chat, **(SHAPE | shape))
+
+
+def needles(kind="digits", count=10, group="filled", **shape):
+    return list(make_needles(shaped(**shape), count=count, kind=kind, group=group))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,7 +66,7 @@ def test_the_seed_decides() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_of_one_text_differ_in_the_tail_only(kind) -> None:
-    texts = list(make_keyed_texts(LETTERS, chat, count=3, keys=6, kind=kind, **SHAPE))
+    texts = list(make_keyed_texts(shaped(), count=3, keys=6, kind=kind))
     assert len({text.shared for text in texts}) == 3
     for text in texts:
         assert text.n_shared == SHAPE["n_prompt"] - SHAPE["tail"]
@@ -83,7 +88,7 @@ def test_prompts_of_one_text_differ_in_the_tail_only(kind) -> None:
 @pytest.mark.parametrize(("group", "rows"), [("filled", (400, 1600)), ("tail", (1600, 2000)), ("sink", (0, 400))])
 def test_each_group_has_its_rows(group, rows, template) -> None:
     shape = SHAPE | {"sink": 400, "tail": 400}
-    texts = list(make_keyed_texts(LETTERS, template, count=6, keys=2, group=group, **shape))
+    texts = list(make_keyed_texts(shaped(template, **shape), count=6, keys=2, group=group))
     for text in texts:
         for needle in text.needles:
             assert rows[0] <= needle.start < needle.end <= rows[1]
@@ -96,7 +101,7 @@ def test_each_group_has_its_rows(group, rows, template) -> None:
     starts = sorted(needle.start for text in texts for needle in text.needles)
     assert starts[-1] - starts[0] > 60
     # the same values are hidden in all groups
-    filled = make_keyed_texts(LETTERS, template, count=6, keys=2, **shape)
+    filled = make_keyed_texts(shaped(template, **shape), count=6, keys=2)
     assert [n.value for text in filled for n in text.needles] == [n.value for text in texts for n in text.needles]
 
 
@@ -118,7 +123,7 @@ def test_a_run_tells_whether_the_rows_are_where_they_should_be() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("others", [0, 3])
 def test_what_is_absent_is_not_in_the_text(kind, others) -> None:
-    prompts = list(make_absent(LETTERS, chat, count=5, others=others, kind=kind, **SHAPE))
+    prompts = list(make_absent(shaped(), count=5, others=others, kind=kind))
     wording = KINDS[kind].wording
     assert len({prompt.tokens for prompt in prompts}) == 5
     for prompt in prompts:
@@ -130,7 +135,7 @@ def test_what_is_absent_is_not_in_the_text(kind, others) -> None:
         lead = wording.lead.format(key="|", noun=KINDS[kind].noun).split("|")[0]
         assert wording.lead.format(key=asked, noun=KINDS[kind].noun) not in before
         assert before.count(f"\n\n{lead}" if lead else wording.lead.split("{noun}")[0].removeprefix("{key}")) == others
-    assert prompts == list(make_absent(LETTERS, chat, count=5, others=others, kind=kind, **SHAPE))
+    assert prompts == list(make_absent(shaped(), count=5, others=others, kind=kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,13 +158,13 @@ def test_what_does_not_fit() -> None:
     with pytest.raises(ModelError, match="needles of group 'middle' are not known"):
         needles(group="middle")
     with pytest.raises(ModelError, match="25 keys in one text"):
-        list(make_absent(LETTERS, chat, count=1, others=24, **SHAPE))
+        list(make_absent(shaped(), count=1, others=24))
     with pytest.raises(ModelError, match=r"question has \d+ tokens, the tail 40"):
         needles(tail=40)
     with pytest.raises(ModelError, match="needles do not fit"):
-        list(make_keyed_texts(LETTERS, chat, count=1, keys=24, **SHAPE | {"n_prompt": 1200}))
+        list(make_keyed_texts(shaped(n_prompt=1200), count=1, keys=24))
     with pytest.raises(ModelError, match="25 keys in one text"):
-        list(make_keyed_texts(LETTERS, chat, count=1, keys=25, **SHAPE))
+        list(make_keyed_texts(shaped(), count=1, keys=25))
     with pytest.raises(ModelError, match="kind 'colours'"):
         needles("colours")
     with pytest.raises(ModelError, match="needles do not fit"):

@@ -27,6 +27,27 @@ def check_rows(n_prompt: int, sink: int, tail: int) -> None:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """What all tasks need to know: the model's tokenizer and template, and where rows are."""
+
+    tokenizer: Tokenizer
+    chat: ChatFormatter | None
+    n_prompt: int
+    sink: int
+    tail: int
+    seed: int = 0
+    corpus: str = EVALUATION_CORPUS
+
+    def tokens(self, text: str) -> list[int]:
+        """Tokens of a text."""
+        return self.tokenizer.tokenize(text, parse_special=False)
+
+    def answer_tokens(self, values: Sequence[str]) -> int:
+        """Room for an answer with these values."""
+        return sum(len(self.tokens(f" {value},")) for value in values) + _SPARE_TOKENS
+
+
+@dataclass(frozen=True)
 class Frame:
     """A prompt's tokens before and after its text."""
 
@@ -75,7 +96,7 @@ class Region:
     hint: str = "ask for longer prompts or fewer of them"
 
 
-def find_region(group: str, frame: Frame, *, n_prompt: int, sink: int, tail: int) -> Region:
+def find_region(group: str, frame: Frame, shape: Shape) -> Region:
     """The rows between the frame's ends that may be filled, that the tail has, or that the sink has.
 
     Parameters
@@ -84,14 +105,15 @@ def find_region(group: str, frame: Frame, *, n_prompt: int, sink: int, tail: int
         One of `GROUPS`.
     frame
         Stands around the text.
-    n_prompt, sink, tail
-        Tokens of the prompt, and how many of them run exact at both ends.
+    shape
+        Of the prompt.
 
     Raises
     ------
     ModelError
         If the group is not known, or what follows the text does not fit the tail.
     """
+    n_prompt, sink, tail = shape.n_prompt, shape.sink, shape.tail
     frame.check(tail)
     head, foot = len(frame.head), n_prompt - len(frame.foot)
     if group == "filled":
@@ -153,27 +175,6 @@ def assemble(
         tokens += piece
         used += gap
     return tuple(tokens)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What all tasks need to know: the model's tokenizer and template, and where rows are."""
-
-    tokenizer: Tokenizer
-    chat: ChatFormatter | None
-    n_prompt: int
-    sink: int
-    tail: int
-    seed: int = 0
-    corpus: str = EVALUATION_CORPUS
-
-    def tokens(self, text: str) -> list[int]:
-        """Tokens of a text."""
-        return self.tokenizer.tokenize(text, parse_special=False)
-
-    def answer_tokens(self, values: Sequence[str]) -> int:
-        """Room for an answer with these values."""
-        return sum(len(self.tokens(f" {value},")) for value in values) + _SPARE_TOKENS
 
 
 def lay_out(

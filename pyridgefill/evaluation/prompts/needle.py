@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from pyridgefill.calibration.chunks import ChatFormatter, Tokenizer
+from pyridgefill.calibration.chunks import Tokenizer
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.prompts.kinds import KINDS, Kind
-from pyridgefill.evaluation.prompts.layout import Frame, assemble, find_region, make_frame, spread
+from pyridgefill.evaluation.prompts.layout import Frame, Shape, assemble, find_region, make_frame, spread
 from pyridgefill.evaluation.prompts.prompt import Prompt
-from pyridgefill.evaluation.prompts.text import EVALUATION_CORPUS, token_windows
+from pyridgefill.evaluation.prompts.text import token_windows
 
 __all__ = ["KINDS", "KeyedText", "Needle", "make_keyed_texts", "make_needles"]
 
@@ -76,95 +75,50 @@ class KeyedText:
         return [needle.tokens[self.n_shared :] for needle in self.needles]
 
 
-def make_needles(
-    tokenizer: Tokenizer,
-    chat: ChatFormatter | None,
-    *,
-    count: int,
-    n_prompt: int,
-    sink: int,
-    tail: int,
-    kind: str = "digits",
-    group: str = "filled",
-    seed: int = 0,
-    corpus: str = EVALUATION_CORPUS,
-) -> Iterator[Needle]:
+def make_needles(shape: Shape, *, count: int, kind: str = "digits", group: str = "filled") -> Iterator[Needle]:
     """Needles at depths from 5 to 95 % of their group's rows, in texts of their own.
 
     Parameters
     ----------
-    tokenizer, chat
-        The model's; without a chat template the prompt is plain text.
+    shape
+        Of the prompts; the question and the answer's start lie in the tail.
     count
         Number of prompts.
-    n_prompt
-        Tokens of each.
-    sink, tail
-        Exact rows at both ends; the question and the answer's start lie in the tail.
     kind
         What the values are and which language asks: one of `KINDS`.
     group
         Where the needles are: in the rows `[sink, n_prompt - tail)` that may be `filled`, or as a control in the
         `tail` before the question or in the `sink` after the request.
-    seed
-        Of the values and keys.
-    corpus
-        The text around the needles, see `token_windows`.
 
     Raises
     ------
     ModelError
         If the question does not fit the tail, or the needles do not fit the group's rows.
     """
-    rows: dict[str, Any] = {"n_prompt": n_prompt, "sink": sink, "tail": tail}
-    rest: dict[str, Any] = {"kind": kind, "group": group, "seed": seed, "corpus": corpus}
-    for text in make_keyed_texts(tokenizer, chat, count=count, keys=1, **rows, **rest):
+    for text in make_keyed_texts(shape, count=count, keys=1, kind=kind, group=group):
         yield text.needles[0]
 
 
 def make_keyed_texts(
-    tokenizer: Tokenizer,
-    chat: ChatFormatter | None,
-    *,
-    count: int,
-    keys: int,
-    n_prompt: int,
-    sink: int,
-    tail: int,
-    kind: str = "digits",
-    group: str = "filled",
-    seed: int = 0,
-    corpus: str = EVALUATION_CORPUS,
+    shape: Shape, *, count: int, keys: int, kind: str = "digits", group: str = "filled"
 ) -> Iterator[KeyedText]:
     """Texts with `keys` needles each (multi-key): every needle distracts from the others.
 
-    The depths of all needles together go evenly from 5 to 95 % of their group's rows.
-    One prefill of `KeyedText.shared` serves all questions of a text.
-
-    Parameters
-    ----------
-    count
-        Number of texts.
-    keys
-        Needles, and prompts, of each.
-    tokenizer, chat, n_prompt, sink, tail, kind, group, seed, corpus
-        As for `make_needles`.
-
-    Raises
-    ------
-    ModelError
-        As for `make_needles`, and if the language has fewer keys.
+    The depths of all needles together go evenly from 5 to 95 % of their group's rows. One prefill of
+    `KeyedText.shared` serves all questions of a text. Parameters and errors are those of `make_needles`, and it is an
+    error if the language has fewer keys.
     """
+    tokenizer, n_prompt = shape.tokenizer, shape.n_prompt
     made = find_kind(kind, keys)
-    draw = random.Random(seed)
-    windows = token_windows(tokenizer, n_prompt, corpus=corpus)
+    draw = random.Random(shape.seed)
+    windows = token_windows(tokenizer, n_prompt, corpus=shape.corpus)
     for index in range(count):
         names = draw.sample(made.wording.keys, keys)
         values = _distinct_values(draw, made, keys)
         needles = [needle_tokens(tokenizer, made, name, value) for name, value in zip(names, values, strict=True)]
-        frames = [needle_frame(tokenizer, chat, made, name) for name in names]
+        frames = [needle_frame(shape, made, name) for name in names]
         longest = max(frames, key=lambda frame: len(frame.foot))
-        region = find_region(group, longest, n_prompt=n_prompt, sink=sink, tail=tail)
+        region = find_region(group, longest, shape)
         depths = [0.05 + 0.9 * (j + (index + 0.5) / count) / keys for j in range(keys)]
         starts = spread(region, [len(piece) for piece, _ in needles], depths)
         pieces = [(start, piece) for start, (piece, _) in zip(starts, needles, strict=True)]
@@ -185,7 +139,7 @@ def make_keyed_texts(
                 )
                 for j in range(keys)
             ),
-            n_prompt - tail,
+            n_prompt - shape.tail,
         )
 
 
@@ -226,10 +180,12 @@ def needle_tokens(tokenizer: Tokenizer, kind: Kind, key: str, value: str) -> tup
     return [*lead, *body, *stop], range(len(lead), len(lead) + len(body))
 
 
-def needle_frame(tokenizer: Tokenizer, chat: ChatFormatter | None, kind: Kind, key: str) -> Frame:
+def needle_frame(shape: Shape, kind: Kind, key: str) -> Frame:
     """What stands around a text, with the question for a key."""
     wording = kind.wording
     request, question, answer = (
         part.format(key=key, noun=kind.noun) for part in (wording.request, wording.question, wording.answer)
     )
-    return make_frame(tokenizer, chat, request=request, question=question, answer=answer, label=wording.label)
+    return make_frame(
+        shape.tokenizer, shape.chat, request=request, question=question, answer=answer, label=wording.label
+    )

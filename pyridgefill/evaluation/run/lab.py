@@ -15,7 +15,7 @@ from pyridgefill.chat import chat_formatter
 from pyridgefill.evaluation.run.found import RESULTS
 from pyridgefill.evaluation.run.results import Cell, ResultFile
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.run.task import Found, Task
+from pyridgefill.evaluation.run.task import Found, Run, Task
 from pyridgefill.evaluation.run.typed import from_json, to_json
 from pyridgefill.evaluation.run.way import Way
 from pyridgefill.files import digest
@@ -102,7 +102,7 @@ class Lab:
         for item in items:
             measured.append(task.measure(self.session, way, item))
             advance()
-        computed = task.summarise(way, items, measured, earlier)
+        computed = task.summarise(Run(way, items, measured, earlier))
         info = {**self.info, "pyridgefill": __version__, "seconds": round(time.monotonic() - started, 1)}
         self.results.add(self.cell(task, way), to_json(computed), info)
         found = self._find(task, way)

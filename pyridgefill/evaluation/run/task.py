@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from pyridgefill import defaults
 from pyridgefill.calibration.builtin_corpora import BUILTIN
 from pyridgefill.calibration.chunks import ChatFormatter
-from pyridgefill.evaluation.prompts.layout import check_rows
+from pyridgefill.evaluation.prompts.layout import Shape, check_rows
 from pyridgefill.evaluation.prompts.text import EVALUATION_CORPUS, text_windows
 from pyridgefill.evaluation.run.session import Session
 from pyridgefill.evaluation.run.way import Way
@@ -55,6 +55,10 @@ class Params:
         """With the shared fields of others."""
         return cls(**{field.name: getattr(shape, field.name) for field in fields(Params)}, **own)
 
+    def shape(self, session: Session, chat: ChatFormatter | None) -> Shape:
+        """Of generated prompts."""
+        return Shape(session, chat, self.ctx, self.sink, self.tail, self.seed, self.corpus)
+
     def cell(self) -> dict[str, Any]:
         """As lines of results have them: a file's name stands for its content, what is None is left out."""
         found = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in self.unsaid}
@@ -67,6 +71,31 @@ P = TypeVar("P", bound=Params)
 Item = TypeVar("Item")
 Measured = TypeVar("Measured")
 Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Run(Generic[Item, Measured, Found]):
+    """All items of a task, run in one way.
+
+    Attributes
+    ----------
+    way
+        How they ran.
+    items, measured
+        As `prepare` and `measure` returned them.
+    earlier
+        Results of the ways before it, the exact one among them.
+    """
+
+    way: Way
+    items: Sequence[Item]
+    measured: Sequence[Measured]
+    earlier: Mapping[Way, Found]
+
+    @property
+    def exact(self) -> Found | None:
+        """The exact model's result, None while it is made."""
+        return next((found for way, found in self.earlier.items() if way.config is None), None)
 
 
 class Task(ABC, Generic[P, Item, Measured, Found]):
@@ -99,20 +128,8 @@ class Task(ABC, Generic[P, Item, Measured, Found]):
         """Run one of them; the session is started for the way."""
 
     @abstractmethod
-    def summarise(
-        self, way: Way, items: Sequence[Item], measured: Sequence[Measured], earlier: Mapping[Way, Found]
-    ) -> Found:
-        """The result of a way.
-
-        Parameters
-        ----------
-        way
-            How the items ran.
-        items, measured
-            As `prepare` and `measure` returned them.
-        earlier
-            Results of the ways before it, the exact one among them.
-        """
+    def summarise(self, run: Run[Item, Measured, Found]) -> Found:
+        """The result of a way."""
 
     def items(self, session: Session, chat: ChatFormatter | None) -> Sequence[Item]:
         """What `prepare` makes, made once."""
@@ -125,11 +142,24 @@ class Task(ABC, Generic[P, Item, Measured, Found]):
         return {"task": self.name, **self.params.cell()}
 
 
-def exact_of(earlier: Mapping[Way, Found]) -> Found | None:
-    """The exact model's result, None while it is made."""
-    return next((found for way, found in earlier.items() if way.config is None), None)
+@dataclass(frozen=True, kw_only=True)
+class TextParams(Params):
+    """How many texts."""
+
+    texts: int = 8
 
 
-def texts_of(session: Session, params: Params, count: int) -> list[list[int]]:
-    """Texts of the corpus, `ctx` tokens each."""
-    return list(islice(text_windows(session, params.ctx, corpus=params.corpus), count))
+T = TypeVar("T", bound=TextParams)
+
+
+class TextTask(Task[T, list[int], Measured, Found]):
+    """Base of tasks that run texts of the corpus."""
+
+    @property
+    def size(self) -> int:
+        """Texts."""
+        return self.params.texts
+
+    def prepare(self, session: Session, chat: ChatFormatter | None) -> list[list[int]]:
+        """Texts of `ctx` tokens each."""
+        return list(islice(text_windows(session, self.params.ctx, corpus=self.params.corpus), self.params.texts))

@@ -17,19 +17,18 @@ The method is that of published long-context perplexity measures (LongPPL, Fang 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from pyridgefill.calibration.chunks import ChatFormatter
 from pyridgefill.errors import ModelError, UsageError
 from pyridgefill.evaluation.intervals import Interval, paired_bootstrap, ratio_of_sums
 from pyridgefill.evaluation.run.found import FarLosses, GroupLoss
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.run.task import Params, Task, exact_of, texts_of
+from pyridgefill.evaluation.run.task import Params, Run, TextParams, TextTask
 from pyridgefill.evaluation.run.way import PLAIN, Way
 from pyridgefill.evaluation.tasks.loss import token_losses
 
@@ -189,10 +188,9 @@ def _compare_group(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FarLossParams(Params):
-    """Texts, tokens of their tails that are not scored, and the nats that make a token a far one."""
+class FarLossParams(TextParams):
+    """Tokens of tails that are not scored, and the nats that make a token a far one."""
 
-    texts: int = 8
     near: int = 128
     threshold: float = DEFAULT_THRESHOLD
 
@@ -207,22 +205,17 @@ class FarLossParams(Params):
         return cls.at(shape, texts=texts, near=skipped, threshold=threshold)
 
 
-class FarLoss(Task[FarLossParams, list[int], FarText | Array, FarLosses]):
+# of a text in the exact way, and the scored tokens' losses in others
+Losses = FarText | Array
+
+
+class FarLoss(TextTask[FarLossParams, Losses, FarLosses]):
     """Loss on tokens that depend on distant context."""
 
     name = "far-loss"
     groups: ClassVar[tuple[str, ...]] = GROUPS
 
-    @property
-    def size(self) -> int:
-        """Texts."""
-        return self.params.texts
-
-    def prepare(self, session: Session, chat: ChatFormatter | None) -> list[list[int]]:
-        """Texts of the corpus."""
-        return texts_of(session, self.params, self.params.texts)
-
-    def measure(self, session: Session, way: Way, item: list[int]) -> FarText | Array:
+    def measure(self, session: Session, way: Way, item: list[int]) -> Losses:
         """Losses of the scored tokens; exact, also without far context.
 
         Raises
@@ -235,37 +228,33 @@ class FarLoss(Task[FarLossParams, list[int], FarText | Array, FarLosses]):
             return score_text(session, item, tail=params.tail, sink=params.sink, near=params.near, way=way)
         return token_losses(session, item, params.tail, way)[params.near - 1 :]
 
-    def summarise(
-        self,
-        way: Way,
-        items: Sequence[list[int]],
-        measured: Sequence[FarText | Array],
-        earlier: Mapping[Way, FarLosses],
-    ) -> FarLosses:
+    def summarise(self, run: Run[list[int], Losses, FarLosses]) -> FarLosses:
         """The exact losses, or those of a way by groups of tokens."""
-        exact = [item for item in measured if isinstance(item, FarText)]
-        if way.config is None:
+        if run.way.config is None:
+            texts = [item for item in run.measured if isinstance(item, FarText)]
             return FarLosses(
-                exact=tuple(tuple(text.exact.tolist()) for text in exact),
-                removed=tuple(tuple(text.removed.tolist()) for text in exact),
+                exact=tuple(tuple(text.exact.tolist()) for text in texts),
+                removed=tuple(tuple(text.removed.tolist()) for text in texts),
             )
-        losses = [item for item in measured if not isinstance(item, FarText)]
-        texts = self.scored(items, exact_of(earlier))
-        groups = compare(
-            texts, losses, threshold=self.params.threshold, groups=self.groups, seed=self.params.seed
-        )  # fmt: skip
-        return FarLosses(groups={group.group: group for group in groups})
-
-    def scored(self, texts: Sequence[Sequence[int]], exact: FarLosses | None) -> list[FarText]:
-        """Texts with the losses that the exact model's result has."""
-        assert exact is not None
-        assert exact.exact is not None
-        assert exact.removed is not None
         params = self.params
+        found = compare(
+            self.scored(run), losses_of(run), threshold=params.threshold, groups=self.groups, seed=params.seed
+        )
+        return FarLosses(groups={group.group: group for group in found})
+
+    def scored(self, run: Run[list[int], Losses, FarLosses]) -> list[FarText]:
+        """Texts with the losses that the exact model's result has."""
+        assert run.exact is not None
+        pairs = zip(run.items, run.exact.exact or (), run.exact.removed or (), strict=True)
+        sink, tail, near = self.params.sink, self.params.tail, self.params.near
         return [
             FarText(
-                tuple(text), params.tail, params.near, np.asarray(kept), np.asarray(removed),
-                repeated_tokens(text, params.sink, params.tail, params.near),
+                tuple(text), tail, near, np.asarray(kept), np.asarray(removed), repeated_tokens(text, sink, tail, near)
             )
-            for text, kept, removed in zip(texts, exact.exact, exact.removed, strict=True)
-        ]  # fmt: skip
+            for text, kept, removed in pairs
+        ]
+
+
+def losses_of(run: Run[list[int], Losses, FarLosses]) -> list[Array]:
+    """What was measured in a way that is not exact."""
+    return [item for item in run.measured if not isinstance(item, FarText)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_softmax
 
-from pyridgefill.calibration.chunks import ChatFormatter
 from pyridgefill.errors import ModelError, UsageError
 from pyridgefill.evaluation.intervals import Interval, mean_difference, paired_bootstrap
 from pyridgefill.evaluation.run.found import Agreement, Divergence
 from pyridgefill.evaluation.run.session import Logits, Session
-from pyridgefill.evaluation.run.task import Params, Task, texts_of
+from pyridgefill.evaluation.run.task import Run, TextParams, TextTask
 from pyridgefill.evaluation.run.way import Way
 from pyridgefill.evaluation.tasks.loss import next_token_losses
 
@@ -39,8 +38,8 @@ def kl_divergence(exact: Logits, other: Logits) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KldParams(Params):
-    """Texts, and tokens of the exact model's greedy continuation that are compared as well.
+class KldParams(TextParams):
+    """Tokens of the exact model's greedy continuation that are compared as well.
 
     Raises
     ------
@@ -48,7 +47,6 @@ class KldParams(Params):
         If nothing is left to compare.
     """
 
-    texts: int = 8
     generated: int = 0
 
     def __post_init__(self) -> None:
@@ -66,7 +64,7 @@ class Rows:
     same: dict[str, npt.NDArray[np.bool_]]
 
 
-class Kld(Task[KldParams, tuple[int, list[int]], Rows, Divergence]):
+class Kld(TextTask[KldParams, Rows, Divergence]):
     """How far logits are from the exact model's.
 
     The exact logits are kept in a file without a name, `(tail + generated) * n_vocab * 4` bytes for each text.
@@ -77,18 +75,10 @@ class Kld(Task[KldParams, tuple[int, list[int]], Rows, Divergence]):
     def __init__(self, params: KldParams) -> None:
         super().__init__(params)
         self._logits: npt.NDArray[np.float32] | None = None
-        self._continuations: dict[int, list[int]] = {}
+        # by text: where its logits are, and what the exact model says next
+        self._continuations: dict[tuple[int, ...], tuple[int, list[int]]] = {}
 
-    @property
-    def size(self) -> int:
-        """Texts."""
-        return self.params.texts
-
-    def prepare(self, session: Session, chat: ChatFormatter | None) -> list[tuple[int, list[int]]]:
-        """Texts with their numbers."""
-        return list(enumerate(texts_of(session, self.params, self.params.texts)))
-
-    def measure(self, session: Session, way: Way, item: tuple[int, list[int]]) -> Rows:
+    def measure(self, session: Session, way: Way, item: list[int]) -> Rows:
         """Compare a text's tail and continuation with what the exact model says, which is found out once.
 
         Raises
@@ -96,12 +86,13 @@ class Kld(Task[KldParams, tuple[int, list[int]], Rows, Divergence]):
         ModelError
             If rows of the tail are filled: they have no logits.
         """
-        (index, text), tail = item, self.params.tail
-        if index not in self._continuations:
+        text, tail, key = item, self.params.tail, tuple(item)
+        if key not in self._continuations:
             session.set_maps(None)
-            self._record(session, index, text)
+            self._record(session, text)
             way.start(session)
         assert self._logits is not None
+        index, continuation = self._continuations[key]
         exact = {"tail": self._logits[index, :tail], "generated": self._logits[index, tail:]}
         if way.config is None:
             return Rows(next_token_losses(exact["tail"], text[-tail:]), {}, {})
@@ -111,21 +102,22 @@ class Kld(Task[KldParams, tuple[int, list[int]], Rows, Divergence]):
                 "ask for a longer tail",
             )
         found = {"tail": way.prefill(session, text, tail)}
-        if self._continuations[index]:
-            found["generated"] = session.extend(self._continuations[index])
+        if continuation:
+            found["generated"] = session.extend(continuation)
         return Rows(
             next_token_losses(found["tail"], text[-tail:]),
             {name: kl_divergence(exact[name], logits) for name, logits in found.items()},
             {name: exact[name].argmax(axis=1) == logits.argmax(axis=1) for name, logits in found.items()},
         )
 
-    def _record(self, session: Session, index: int, text: list[int]) -> None:
+    def _record(self, session: Session, text: list[int]) -> None:
         """Keep the exact model's logits of a text's tail and of what it says next."""
         tail = session.prefill(text, self.params.tail)
         if self._logits is None:
             shape = self.params.texts, self.params.tail + self.params.generated, tail.shape[1]
             with tempfile.TemporaryFile() as file:
                 self._logits = np.memmap(file, np.float32, "w+", shape=shape)
+        index = len(self._continuations)
         self._logits[index, : self.params.tail] = tail
         tokens: list[int] = []
         last = tail[-1]
@@ -133,18 +125,12 @@ class Kld(Task[KldParams, tuple[int, list[int]], Rows, Divergence]):
             tokens.append(int(np.argmax(last)))
             last = session.extend(tokens[-1:])[0]
             self._logits[index, self.params.tail + step] = last
-        self._continuations[index] = tokens
+        self._continuations[tuple(text)] = index, tokens
 
-    def summarise(
-        self,
-        way: Way,
-        items: Sequence[tuple[int, list[int]]],
-        measured: Sequence[Rows],
-        earlier: Mapping[Way, Divergence],
-    ) -> Divergence:
+    def summarise(self, run: Run[list[int], Rows, Divergence]) -> Divergence:
         """Means over rows; intervals resample texts."""
-        loss = float(np.mean([rows.losses for rows in measured]))
-        parts = {name: self._agreement(name, measured) for name in measured[0].kl}
+        loss = float(np.mean([rows.losses for rows in run.measured]))
+        parts = {name: self._agreement(name, run.measured) for name in run.measured[0].kl}
         return Divergence(loss, float(np.exp(loss)), parts.get("tail"), parts.get("generated"))
 
     def _agreement(self, name: str, measured: Sequence[Rows]) -> Agreement:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from pyridgefill.evaluation.intervals import mcnemar, mean_difference, paired_bo
 from pyridgefill.evaluation.prompts.layout import make_frame
 from pyridgefill.evaluation.run.found import Choices, Share
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.run.task import Params, Task, exact_of
+from pyridgefill.evaluation.run.task import Params, Run, Task
 from pyridgefill.evaluation.run.way import Way
 from pyridgefill.files import file_name
 
@@ -145,16 +145,10 @@ class LongBench(Task[LongBenchParams, Choice, tuple[str, int], Choices]):
         logits = way.prefill(session, item.tokens)[-1]
         return LETTERS[int(np.argmax(logits[tokens]))], sum(end - start for start, end in session.ranges)
 
-    def summarise(
-        self,
-        way: Way,
-        items: Sequence[Choice],
-        measured: Sequence[tuple[str, int]],
-        earlier: Mapping[Way, Choices],
-    ) -> Choices:
+    def summarise(self, run: Run[Choice, tuple[str, int], Choices]) -> Choices:
         """Accuracy in all and by group, and differences from exact."""
-        chosen, filled = [letter for letter, _ in measured], [rows for _, rows in measured]
-        return summarise_choices(items, chosen, filled, exact_of(earlier), self.params.seed)
+        chosen, filled = zip(*run.measured, strict=True)
+        return summarise_choices(run.items, chosen, filled, run.exact, self.params.seed)
 
 
 def summarise_choices(

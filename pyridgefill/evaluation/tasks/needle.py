@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from pyridgefill.calibration.chunks import ChatFormatter
 from pyridgefill.evaluation.prompts.layout import GROUPS
@@ -75,14 +74,12 @@ class Needles(ScoredTask[NeedleParams]):
     def prepare(self, session: Session, chat: ChatFormatter | None) -> list[Prompt]:
         """One prompt for each needle; those of one text stand together."""
         params = self.params
-        shape: dict[str, Any] = {"n_prompt": params.ctx, "sink": params.sink, "tail": params.tail}
-        shape |= {"seed": params.seed, "corpus": params.corpus}
-        shape["kind"] = "digits" if params.kind == MULTI_KEY else params.kind
+        shape, kind = params.shape(session, chat), "digits" if params.kind == MULTI_KEY else params.kind
         if params.group == ABSENT:
-            return list(make_absent(session, chat, count=params.needles, others=params.keys or 0, **shape))
+            return list(make_absent(shape, count=params.needles, others=params.keys or 0, kind=kind))
         keys = params.keys or 1
-        shape["group"] = params.group or "filled"
-        texts = make_keyed_texts(session, chat, count=-(-params.needles // keys), keys=keys, **shape)
+        count = -(-params.needles // keys)
+        texts = make_keyed_texts(shape, count=count, keys=keys, kind=kind, group=params.group or "filled")
         return [item.prompt() for text in texts for item in text.needles][: params.needles]
 
 

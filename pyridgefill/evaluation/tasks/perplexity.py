@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pyridgefill.calibration.chunks import ChatFormatter
 from pyridgefill.errors import UsageError
 from pyridgefill.evaluation.intervals import Interval, mean_difference, paired_bootstrap
 from pyridgefill.evaluation.run.found import Perplexity
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.run.task import Params, Task, exact_of, texts_of
+from pyridgefill.evaluation.run.task import Run, TextParams, TextTask
 from pyridgefill.evaluation.run.way import Way
 from pyridgefill.evaluation.tasks.loss import token_losses
 
@@ -30,8 +29,8 @@ def check_score(score: int, tail: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerplexityParams(Params):
-    """Texts, and rows at their ends whose predictions are scored, `score - 1` tokens each.
+class PerplexityParams(TextParams):
+    """Rows at the ends of texts whose predictions are scored, `score - 1` tokens each.
 
     Raises
     ------
@@ -39,7 +38,6 @@ class PerplexityParams(Params):
         If a row that is scored would be filled.
     """
 
-    texts: int = 8
     score: int
 
     def __post_init__(self) -> None:
@@ -47,35 +45,19 @@ class PerplexityParams(Params):
         check_score(self.score, self.tail)
 
 
-class PerplexityTask(Task[PerplexityParams, list[int], float, Perplexity]):
+class PerplexityTask(TextTask[PerplexityParams, float, Perplexity]):
     """Perplexity on the last rows of texts."""
 
     name = "perplexity"
-
-    @property
-    def size(self) -> int:
-        """Texts."""
-        return self.params.texts
-
-    def prepare(self, session: Session, chat: ChatFormatter | None) -> list[list[int]]:
-        """Texts of the corpus."""
-        return texts_of(session, self.params, self.params.texts)
 
     def measure(self, session: Session, way: Way, item: list[int]) -> float:
         """Mean loss of a text's scored tokens, nats."""
         return float(token_losses(session, item, self.params.score, way).mean())
 
-    def summarise(
-        self,
-        way: Way,
-        items: Sequence[list[int]],
-        measured: Sequence[float],
-        earlier: Mapping[Way, Perplexity],
-    ) -> Perplexity:
+    def summarise(self, run: Run[list[int], float, Perplexity]) -> Perplexity:
         """Perplexity of all texts together, and its change against exact."""
-        exact = exact_of(earlier)
-        tokens = len(items) * (self.params.score - 1)
-        return summarise_losses(measured, None if exact is None else exact.losses, tokens, self.params.seed)
+        tokens = len(run.items) * (self.params.score - 1)
+        return summarise_losses(run.measured, None if run.exact is None else run.exact.losses, tokens, self.params.seed)
 
 
 def summarise_losses(losses: Sequence[float], exact: Sequence[float] | None, tokens: int, seed: int) -> Perplexity:

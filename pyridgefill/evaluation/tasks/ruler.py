@@ -9,7 +9,6 @@ from pathlib import Path
 from pyridgefill.calibration.chunks import ChatFormatter
 from pyridgefill.errors import UsageError
 from pyridgefill.evaluation.prompts.families import FAMILIES, Family
-from pyridgefill.evaluation.prompts.layout import Shape
 from pyridgefill.evaluation.prompts.prompt import Prompt
 from pyridgefill.evaluation.prompts.squad import SquadTask
 from pyridgefill.evaluation.run.session import Session
@@ -73,6 +72,4 @@ class Ruler(ScoredTask[RulerParams]):
 
     def prepare(self, session: Session, chat: ChatFormatter | None) -> list[Prompt]:
         """Make them."""
-        params = self.params
-        shape = Shape(session, chat, params.ctx, params.sink, params.tail, params.seed, params.corpus)
-        return list(self._family(shape, params.prompts))
+        return list(self._family(self.params.shape(session, chat), self.params.prompts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from pyridgefill.evaluation.prompts.prompt import Prompt
 from pyridgefill.evaluation.prompts.score import gives_value, value_score
 from pyridgefill.evaluation.run.found import DepthShare, Scores
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.run.task import P, Task, exact_of
+from pyridgefill.evaluation.run.task import P, Run, Task
 from pyridgefill.evaluation.run.way import PLAIN, Way
 
 _DEPTH_BINS = 5
@@ -70,11 +70,9 @@ class ScoredTask(Task[P, Prompt, Answer, Scores]):
         """Answer one."""
         return answer(session, item, way)
 
-    def summarise(
-        self, way: Way, items: Sequence[Prompt], measured: Sequence[Answer], earlier: Mapping[Way, Scores]
-    ) -> Scores:
+    def summarise(self, run: Run[Prompt, Answer, Scores]) -> Scores:
         """Hits and scores, with their differences from exact."""
-        return summarise(measured, exact_of(earlier), self.params.seed)
+        return summarise(run.measured, run.exact, self.params.seed)
 
 
 def summarise(answers: Sequence[Answer], exact: Scores | None, seed: int) -> Scores:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -15,7 +14,7 @@ from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.prompts.text import text_windows
 from pyridgefill.evaluation.run.found import Speed
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.run.task import Params, Task
+from pyridgefill.evaluation.run.task import Params, Run, Task
 from pyridgefill.evaluation.run.way import Way
 
 # `plain` has no selection, `empty` one of no rows: all that selection needs but the selected rows themselves, which is
@@ -103,15 +102,9 @@ class SpeedTask(Task[SpeedParams, tuple[int, list[int]], Round, Speed]):
             raise RidgeFillError(f"a prompt of {len(tokens)} tokens has no rows to fill", "its times would say nothing")
         return Round(seconds, filled_seconds, *rows)
 
-    def summarise(
-        self,
-        way: Way,
-        items: Sequence[tuple[int, list[int]]],
-        measured: Sequence[Round],
-        earlier: Mapping[Way, Speed],
-    ) -> Speed:
+    def summarise(self, run: Run[tuple[int, list[int]], Round, Speed]) -> Speed:
         """Medians over rounds."""
-        seconds = {name: [run.seconds[name] for run in measured if name in run.seconds] for name in _WAYS}
+        seconds = {name: [one.seconds[name] for one in run.measured if name in one.seconds] for name in _WAYS}
         ratios = np.divide(seconds["exact"], seconds["fill"])
         overhead = None
         if seconds["empty"]:
@@ -121,8 +114,10 @@ class SpeedTask(Task[SpeedParams, tuple[int, list[int]], Round, Speed]):
             ratio=round(float(np.median(ratios)), 4),
             ratios=tuple(round(float(ratio), 4) for ratio in ratios),
             selection_overhead=overhead,
-            n_filled=measured[-1].n_filled,
-            n_selected=measured[-1].n_selected,
+            n_filled=run.measured[-1].n_filled,
+            n_selected=run.measured[-1].n_selected,
             seconds={name: tuple(round(t, 4) for t in times) for name, times in seconds.items()},
-            filled_seconds=tuple(round(run.filled_seconds, 4) for run in measured if run.filled_seconds is not None),
+            filled_seconds=tuple(
+                round(one.filled_seconds, 4) for one in run.measured if one.filled_seconds is not None
+            ),
         )

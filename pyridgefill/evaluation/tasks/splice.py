@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +10,8 @@ import numpy as np
 from pyridgefill.evaluation.intervals import Interval, paired_bootstrap, ratio_of_sums
 from pyridgefill.evaluation.run.found import FarLosses
 from pyridgefill.evaluation.run.spliced import Spliced
-from pyridgefill.evaluation.run.task import exact_of
-from pyridgefill.evaluation.run.way import Way
-from pyridgefill.evaluation.tasks.far_loss import Array, FarLoss, FarText
+from pyridgefill.evaluation.run.task import Run
+from pyridgefill.evaluation.tasks.far_loss import FarLoss, FarText, Losses, losses_of
 
 _Losses = Sequence[Sequence[float]]
 
@@ -23,26 +22,24 @@ class SpliceLoss(FarLoss):
     name = "splice"
     groups = ("all", "far")
 
-    def summarise(
-        self,
-        way: Way,
-        items: Sequence[list[int]],
-        measured: Sequence[FarText | Array],
-        earlier: Mapping[Way, FarLosses],
-    ) -> FarLosses:
+    def summarise(self, run: Run[list[int], Losses, FarLosses]) -> FarLosses:
         """Losses by token and group; of splices the share of the gap between exact and filled."""
-        found = super().summarise(way, items, measured, earlier)
+        found, way = super().summarise(run), run.way
         if found.groups is None:
             return found
-        losses = tuple(tuple(item.tolist()) for item in measured if not isinstance(item, FarText))
-        groups, found = found.groups, replace(found, losses=losses)
+        found = replace(found, losses=tuple(tuple(losses.tolist()) for losses in losses_of(run)))
         if not isinstance(way, Spliced) or way.splice is None:
             return found
-        filled = earlier[way.plain].losses
+        filled, texts, params = run.earlier[way.plain].losses, self.scored(run), self.params
         assert filled is not None
-        texts, into, params = self.scored(items, exact_of(earlier)), way.splice.into, self.params
-        shares = {group: share(texts, filled, losses, into, group, params.threshold, params.seed) for group in groups}
-        return replace(found, share=shares)
+        assert found.losses is not None
+        return replace(
+            found,
+            share={
+                group: share(texts, filled, found.losses, way.splice.into, group, params.threshold, params.seed)
+                for group in found.groups or ()
+            },
+        )
 
 
 def share(
