@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,12 @@ from pyridgefill.evaluation.prompts.layout import Shape
 from pyridgefill.evaluation.prompts.needle import make_keyed_texts, make_needles
 from pyridgefill.evaluation.run.dropped import Dropped
 from pyridgefill.evaluation.run.exact import EXACT
+from pyridgefill.evaluation.run.found import RESULTS
+from pyridgefill.evaluation.run.lab import Lab
 from pyridgefill.evaluation.run.neutral import SENTENCE, Neutral, neutral_prompt
+from pyridgefill.evaluation.run.results import ResultFile
 from pyridgefill.evaluation.run.session import Session
+from pyridgefill.evaluation.run.task import Run, TextParams, TextTask
 from pyridgefill.evaluation.run.way import Way
 from pyridgefill.evaluation.tasks.far_loss import compare, score_text
 from pyridgefill.evaluation.tasks.loss import token_losses
@@ -266,6 +270,42 @@ def test_the_far_context_is_what_is_removed(oracle: Session) -> None:
         score_text(oracle, prompt[: TAIL + SINK], tail=TAIL, sink=SINK)
     with pytest.raises(UsageError, match="64 tokens of a tail of 64 are not scored"):
         score_text(oracle, prompt, tail=TAIL, near=TAIL)
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What the task below finds: how far logits are from the exact model's at the end of each text."""
+
+    changes: tuple[float, ...]
+
+
+class LastRow(TextTask[TextParams, Any, Changed]):
+    name = "last-row"
+
+    def measure(self, session: Session, way: Way, item: list[int]) -> Any:
+        return way.prefill(session, item)[-1]
+
+    def summarise(self, run: Run[list[int], Any, Changed]) -> Changed:
+        self.exact = run.measured if run.exact is None else self.exact
+        return Changed(tuple(float(np.abs(a - b).max()) for a, b in zip(run.measured, self.exact)))
+
+
+def test_a_task_is_a_class_and_a_row(workshop: Any, oracle: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RESULTS, "last-row", Changed)
+    task = LastRow(TextParams(ctx=N, sink=SINK, tail=TAIL, texts=2))
+    monkeypatch.setattr(task, "prepare", lambda session, chat: [tokens(N), tokens(N, seed=1)])
+    lab = Lab(workshop.model("llama"), oracle, ResultFile(None))
+    monkeypatch.setattr(Lab, "chat", None)
+    ways = [EXACT, *(Way(kind, config(workshop, kind)) for kind in ("identity", "poison"))]
+    steps: list[int] = []
+    found = {row.way.name: row.found for row in lab.run([task], ways, advance=lambda: steps.append(1))}
+    assert found["exact"] == Changed((0.0, 0.0))
+    assert max(found["identity"].changes) < min(found["poison"].changes) / 10
+    assert len(steps) == 6
+    assert {record.cell["variant"] for record in lab.results.records()} == {"exact", "identity", "poison"}
+    again = lab.run([task], ways, on_start=steps.append, advance=lambda: steps.append(1))
+    assert [row.found for row in again] == [*found.values()]
+    assert steps[6:] == [0], "nothing is run again"
 
 
 def test_a_real_model_finds_needles(smollm2: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyridgefill.calibration.chunks import ChatFormatter
+from pyridgefill.errors import UsageError
 from pyridgefill.evaluation.prompts.layout import GROUPS
 from pyridgefill.evaluation.prompts.needle import KINDS, make_keyed_texts
 from pyridgefill.evaluation.prompts.needle_absent import ABSENT, make_absent
@@ -39,6 +40,13 @@ class NeedleParams(Params):
     needles: int = 20
     keys: int | None = None
     group: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind not in ALL_KINDS:
+            raise UsageError(f"needles of kind {self.kind!r} are not known", f"choose among {', '.join(ALL_KINDS)}")
+        if self.group not in (None, *PLACES):
+            raise UsageError(f"needles of group {self.group!r} are not known", f"choose among {', '.join(PLACES)}")
 
 
 def needle_tasks(
