@@ -79,7 +79,7 @@ def test_pools_and_heads_that_do_not_fit(wrong: dict[str, Any]) -> None:
 
 
 def test_lengths_are_measured_once() -> None:
-    options = EvalOptions(model=Path("m.gguf"), maps=Path("m.ridgefill.gguf"), ctx=[4096, 2048, 4096])
-    assert options.lengths == [4096, 2048]
-    with pytest.raises(RidgeFillError, match=r"RidgeFillConfig\.pool"):
+    options = EvalOptions(model=Path("m.gguf"), maps=Path("m.ridgefill.gguf"), ctx="4096,2048,4096")
+    assert options.lengths == (4096, 2048)
+    with pytest.raises(RidgeFillError, match=r"--pool .4294967296,0.: expected rows before and after"):
         EvalOptions(model=Path("m.gguf"), maps=Path("m.ridgefill.gguf"), pool=f"{2**32},0").config()
