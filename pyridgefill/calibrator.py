@@ -24,7 +24,8 @@ from pyridgefill.maps.base import candidate_splits
 from pyridgefill.maps.model import Target
 from pyridgefill.maps.write import check_weight_type
 from pyridgefill.selection.finding import find_heads
-from pyridgefill.selection.propose import Trial, propose
+from pyridgefill.selection.propose import Proposal, propose
+from pyridgefill.selection.recommend import Trial
 
 _log = logging.getLogger(__name__)
 
@@ -37,20 +38,20 @@ class Calibrated:
     ----------
     path, maps
         The maps file and what it holds.
-    trials
-        Settings that were tried, the exact model's first; none if nothing was measured.
+    proposal
+        Settings that were tried; None if nothing was measured.
     """
 
     path: Path
     maps: MapSet
-    trials: tuple[Trial, ...] = ()
+    proposal: Proposal | None = None
 
     @property
     def accepted(self) -> Trial | None:
         """The setting that was as good as the exact model and is now recommended, if one was."""
-        if self.maps.recommended.split is None:
+        if self.proposal is None or not self.proposal.recommendation.accepted:
             return None
-        return next((trial for trial in self.trials[1:] if trial.accepted), None)
+        return self.proposal.recommendation.trial
 
 
 def calibrate(
@@ -167,7 +168,7 @@ def calibrate(
         path = folder / "maps.gguf"
         if selects or trials:
             write_maps(path, maps, weight_type=weight_type)
-        maps, tried = measure(
+        maps, proposal = measure(
             model,
             maps,
             path,
@@ -183,7 +184,7 @@ def calibrate(
         warn_unmeasured(maps, output, model)
     if statistics is None:
         sums.unlink(missing_ok=True)
-    return Calibrated(output, maps, tuple(tried))
+    return Calibrated(output, maps, proposal)
 
 
 def measure(
@@ -201,7 +202,7 @@ def measure(
     n_threads: int = 0,
     n_gpu_layers: int = 0,
     on_step: OnStep = lambda _step: None,
-) -> tuple[MapSet, list[Trial]]:
+) -> tuple[MapSet, Proposal | None]:
     """Find retrieval heads for maps, and the setting of the least work that is as good as the exact model.
 
     Parameters
@@ -221,9 +222,8 @@ def measure(
 
     Returns
     -------
-    maps, trials
-        What the file recommended before is gone but for sink, tail and shortest prompt; the exact model's trial is
-        the first.
+    maps, proposal
+        What the file recommended before is gone but for sink, tail and shortest prompt.
     """
     options = {"n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
     if heads is None:
@@ -247,7 +247,7 @@ def measure(
             **options,
         )
     maps = replace(maps, heads=tuple(found), recommended=kept)
-    return _with_recommendation(model, maps, config, on_step, **options) if trials else (maps, [])
+    return _with_recommendation(model, maps, config, on_step, **options) if trials else (maps, None)
 
 
 def _selects(engine: Engine) -> bool:
@@ -258,26 +258,23 @@ def _selects(engine: Engine) -> bool:
 
 def _with_recommendation(
     model: str | os.PathLike[str], maps: MapSet, config: RidgeFillConfig, on_step: OnStep, **options: Any
-) -> tuple[MapSet, list[Trial]]:
+) -> tuple[MapSet, Proposal]:
     splits = [split.layer for split in maps.splits]
     heads = {split: [(item.layer, item.head) for item in maps.heads if item.split == split] for split in splits}
     total = 2 + len(defaults.BUDGETS) * sum(map(bool, heads.values()))
-    seen: list[Trial] = []
+    done = 0
 
-    def show(trial: Trial) -> None:
-        seen.append(trial)
-        on_step(Step("settings", len(seen), total))
+    def show(_trial: Trial | None) -> None:
+        nonlocal done
+        done += 1
+        on_step(Step("settings", done, total))
 
     on_step(Step("settings", 0, total))
-    accepted, trials = propose(model, config, heads, splits=splits, on_trial=show, **options)
-    exact = trials[0]
-    if accepted is None or exact.hits == 0:
-        reason = "no setting was as good as the exact model"
-        if exact.hits == 0:
-            # as many as none tells nothing of what fill loses
-            reason = f"the exact model itself finds none of {exact.n} needles, so no setting can be recommended"
-        _log.warning("%s: the default is split %d, without selection", reason, maps.defaults().split)
-        return maps, trials
-    budget = accepted.budget or None
-    best = replace(maps.recommended, split=accepted.split, select=accepted.select, budget=budget)
-    return replace(maps, recommended=best.complete()), trials
+    proposal = propose(model, config, heads, splits=splits, on_trial=show, **options)
+    if not proposal.recommendation.accepted:
+        reason = proposal.recommendation.reason
+        _log.warning("%s The default is split %d, without selection.", reason, maps.defaults().split)
+        return maps, proposal
+    point = proposal.recommendation.trial.point
+    best = replace(maps.recommended, split=point.split, select=point.select, budget=point.budget or None)
+    return replace(maps, recommended=best.complete()), proposal

@@ -39,9 +39,10 @@ from pyridgefill.files import check_output
 from pyridgefill.maps import MapSet, Recommended, read_base_model, write_maps
 from pyridgefill.maps.model import FEATURE_NORMS, TARGETS
 from pyridgefill.maps.write import check_weight_type
+from pyridgefill.words import signed_percent
 
 if TYPE_CHECKING:
-    from pyridgefill.selection.propose import Trial
+    from pyridgefill.selection.propose import Proposal
 
 CorpusOption = Annotated[
     list[str] | None,
@@ -228,7 +229,7 @@ def calibrate(
             n_gpu_layers=n_gpu_layers,
             on_step=show,
         )
-    report_maps(output, made.maps, json_file=json_file, trials=made.trials)
+    report_maps(output, made.maps, json_file=json_file, proposal=made.proposal)
 
 
 @contextmanager
@@ -275,7 +276,7 @@ def _report_statistics(statistics: Statistics, *, json_file: Path | None) -> Non
     common.report(json_file, report, show)
 
 
-def report_maps(path: Path, maps: MapSet, *, json_file: Path | None, trials: Sequence[Trial] = ()) -> None:
+def report_maps(path: Path, maps: MapSet, *, json_file: Path | None, proposal: Proposal | None = None) -> None:
     """What a maps file holds, and the settings that were tried for it."""
     from pyridgefill.cli.maps import describe, print_description
 
@@ -283,22 +284,23 @@ def report_maps(path: Path, maps: MapSet, *, json_file: Path | None, trials: Seq
 
     def show() -> None:
         print_description(description)
-        if trials:
-            _print_trials(trials)
+        if tried:
+            _print_trials(tried["trials"])
 
-    tried = {"trials": [asdict(trial) for trial in trials]} if trials else {}
+    tried = {} if proposal is None else {"trials": proposal.to_list()}
     common.report(json_file, description | tried, show)
 
 
-def _print_trials(trials: Sequence[Trial]) -> None:
+def _print_trials(trials: Sequence[dict[str, Any]]) -> None:
     table = Table("split", "select", "budget", "needles", "loss", "as good as exact")
     for trial in trials:
+        exact, loss = trial["split"] is None, trial.get("loss_increase")
         table.add_row(
-            "exact" if trial.split is None else str(trial.split),
-            "" if trial.split is None else trial.select,
-            f"{trial.budget:.0%}" if trial.budget else "",
-            f"{trial.hits}/{trial.n}",
-            "" if trial.loss is None else f"{trial.loss:.3f}",
-            "" if trial.split is None else "yes" if trial.accepted else "no",
+            "exact" if exact else str(trial["split"]),
+            "" if exact else trial["select"],
+            f"{trial['budget']:.0%}" if trial["budget"] else "",
+            f"{trial['hits']}/{trial['prompts']}",
+            "" if loss is None else signed_percent(loss),
+            "" if exact else "yes" if trial["accepted"] else "no",
         )
     common.stdout.print(table)

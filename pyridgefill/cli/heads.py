@@ -64,4 +64,4 @@ def heads(
     write_maps(output, found, weight_type=weight_type)
     if not trials:
         warn_unmeasured(found, output, model)
-    report_maps(output, found, json_file=json_file, trials=tried)
+    report_maps(output, found, json_file=json_file, proposal=tried)

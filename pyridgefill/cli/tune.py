@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.progress import Progress as Bar
@@ -17,16 +15,16 @@ from rich.progress import TaskID
 from pyridgefill import defaults
 from pyridgefill.calibration.statistics_file import Summary, read_summary
 from pyridgefill.cli import common
-from pyridgefill.cli.common import ModelArgument
+from pyridgefill.cli.common import GpuOption, ModelArgument, ThreadsOption
 from pyridgefill.cli.eval_options import ANSWER_ROOM
 from pyridgefill.errors import Interrupted, RidgeFillError
-from pyridgefill.files import check_output, replacing
+from pyridgefill.evaluation.prompts.kinds import KINDS
+from pyridgefill.files import check_output
 from pyridgefill.maps import WEIGHT_TYPES, Recommended, read_base_model
 from pyridgefill.maps.model import TARGETS
 from pyridgefill.report import require_plotly, write_page
+from pyridgefill.selection.recommend import THOROUGH, Effort
 from pyridgefill.tuning.grid import Grid
-
-_Number = TypeVar("_Number", int, float)
 
 
 def tune(
@@ -34,7 +32,8 @@ def tune(
     statistics: Annotated[Path, typer.Argument(metavar="STATS", help="Sums made by pyridgefill collect.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The report, an HTML file that needs no other.")],
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="The numbers behind it; by default the report's name with .json.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="The numbers [the report's name with .json]; - for stdout."),
     ] = None,
     splits: Annotated[str, typer.Option("--splits", help="all that the sums have, or a list like 12,16.")] = "all",
     budgets: Annotated[
@@ -48,18 +47,21 @@ def tune(
     types: Annotated[
         str, typer.Option("--types", help=f"Weight types among {', '.join(WEIGHT_TYPES)}. As for targets.")
     ] = "f16,q8_0",
-    ctx: Annotated[list[int] | None, typer.Option("--ctx", help="Tokens of the prompts; repeatable [2048].")] = None,
-    needles: Annotated[int, typer.Option("--needles", min=1, help="Needles of each kind and length.")] = 20,
-    kinds: Annotated[
-        list[str] | None, typer.Option("--kinds", help="As for eval needle; repeatable; by default multi-key.")
-    ] = None,
-    keys: Annotated[int, typer.Option("--keys", min=2, help="Needles in one text of kind multi-key.")] = 4,
-    texts: Annotated[int, typer.Option("--texts", min=1, help="Texts of each length, for losses and divergence.")] = 8,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Pairs of timing runs for each setting.")] = 3,
-    baseline: Annotated[
-        list[str] | None,
-        typer.Option("--baseline", help="Run at the best setting; repeatable; by default all; none: none."),
-    ] = None,
+    ctx: Annotated[str, typer.Option("--ctx", help="Tokens of the prompts, like 2048,4096.")] = str(defaults.CTX),
+    needles: Annotated[
+        int, typer.Option("--needles", min=1, help="Needles of each kind and length.")
+    ] = THOROUGH.needles,
+    kinds: Annotated[str, typer.Option("--kinds", help="As for eval needle.")] = ",".join(THOROUGH.kinds),
+    keys: Annotated[int, typer.Option("--keys", min=2, help="Needles in one text of kind multi-key.")] = THOROUGH.keys,
+    texts: Annotated[
+        int, typer.Option("--texts", min=1, help="Texts of each length, for losses and divergence.")
+    ] = THOROUGH.texts,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Pairs of timing runs for each setting.")
+    ] = THOROUGH.repeats,
+    baseline_names: Annotated[
+        str, typer.Option("--baselines", help="Run at the best setting: all, none, or some of them.")
+    ] = "all",
     splice: Annotated[
         Path | None, typer.Option("--splice", help="Results of pyridgefill eval splice to show, a JSON lines file.")
     ] = None,
@@ -72,8 +74,8 @@ def tune(
     sink: Annotated[int, typer.Option("--sink", min=0, help="Exact rows at the start.")] = defaults.SINK,
     corpus: Annotated[str, typer.Option("--corpus", help="Text file or built-in corpus.")] = "stdlib-packages",
     seed: Annotated[int, typer.Option("--seed", help="Of prompts and intervals.")] = 0,
-    threads: Annotated[int, typer.Option("--threads", min=0, help="0: the CPUs that this process may use.")] = 0,
-    n_gpu_layers: Annotated[int, typer.Option("--n-gpu-layers", help="Layers on the GPU.")] = 0,
+    threads: ThreadsOption = 0,
+    n_gpu_layers: GpuOption = 0,
 ) -> None:
     """Find the best setting for a model: a sweep over splits, budgets, tails and maps, and a report of what each costs.
 
@@ -81,11 +83,13 @@ def tune(
     Results and maps are kept beside the report as they come: the same command, run again, goes on from there.
     """
     require_plotly()
+    numbers = json_file or output.with_suffix(".json")
     check_output(output)
+    check_output(numbers)
+    lengths = tuple(sorted(common.parse_ints("--ctx", ctx, least=1)))
+    kind_names = common.parse_names("--kinds", kinds, (*KINDS, *THOROUGH.kinds))
     if splice is not None and not splice.is_file():
         raise RidgeFillError(f"{splice}: no such file", "pyridgefill eval splice --json makes it")
-    numbers = json_file or output.with_suffix(".json")
-    check_output(numbers)
     _check_names(model, statistics, output, numbers, splice)
     base = read_base_model(model)
     summary = read_summary(statistics)
@@ -104,11 +108,11 @@ def tune(
     from pyridgefill.tuning.maps import MapStore
     from pyridgefill.tuning.sweep import Plan, Sweep
 
-    lengths = tuple(sorted(set(ctx or [defaults.CTX])))
-    chosen = tuple(baselines()) if baseline is None else tuple(name for name in baseline if name != "none")
-    for name in chosen:
-        common.choice("--baseline", name, tuple(baselines()))
-    plan = Plan(grid, lengths, tuple(kinds or ["multi-key"]), needles, keys, texts, repeats, chosen, max_loss_increase)
+    chosen = {"all": tuple(baselines()), "none": ()}.get(baseline_names)
+    if chosen is None:
+        chosen = common.parse_names("--baselines", baseline_names, baselines())
+    effort = Effort(lengths, kind_names, needles, keys, texts, repeats)
+    plan = Plan(grid, effort, chosen, max_loss_increase)
     results, splices = ResultFile(output.with_suffix(".jsonl")), ResultFile(splice)
     folder = output.with_suffix(".maps")
     folder.mkdir(exist_ok=True)
@@ -140,13 +144,15 @@ def tune(
             seeds={"prompts": seed, "intervals": seed, "retrieval heads": 0},
             splices=splices,
         )
-    with replacing(numbers) as path:
-        path.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     write_page(output, document)
-    best = document["recommended"]
-    common.stdout.print(best["reason"], highlight=False)
-    common.stdout.print(best["command"], highlight=False)
-    common.stdout.print(f"report: {output}, numbers: {numbers}", highlight=False)
+
+    def show() -> None:
+        best = document["recommended"]
+        common.stdout.print(best["reason"], highlight=False)
+        common.stdout.print(best["command"], highlight=False)
+        common.stdout.print(f"report: {output}, numbers: {numbers}", highlight=False)
+
+    common.report(numbers, document, show)
 
 
 def _check_names(model: Path, statistics: Path, output: Path, numbers: Path, splice: Path | None) -> None:
@@ -172,24 +178,18 @@ def _grid(summary: Summary, splits: str, budgets: str, tails: str, targets: str,
     for split in found:
         if split not in summary.splits:
             raise RidgeFillError(f"--splits: split {split} was not collected", f"choose among {list(summary.splits)}")
-    for target in targets.split(","):
-        if common.choice("--targets", target, TARGETS) not in summary.targets:
+    wanted = common.parse_names("--targets", targets, TARGETS)
+    for target in wanted:
+        if target not in summary.targets:
             raise RidgeFillError(f"--targets: {target} was not collected", "collect with --target both")
     return Grid(
         found,
-        _numbers("--budgets", budgets, float),
-        _numbers("--tails", tails, int),
-        tuple(targets.split(",")),  # type: ignore[arg-type]  # checked by choice
-        _numbers("--ranks", ranks, int),
-        tuple(common.choice("--types", part, tuple(WEIGHT_TYPES)) for part in types.split(",")),
+        common.parse_floats("--budgets", budgets, most=1),
+        common.parse_ints("--tails", tails, least=1),
+        wanted,
+        common.parse_ints("--ranks", ranks),
+        common.parse_names("--types", types, WEIGHT_TYPES),
     )
-
-
-def _numbers(option: str, text: str, kind: Callable[[str], _Number]) -> tuple[_Number, ...]:
-    try:
-        return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
-    except ValueError as error:
-        raise RidgeFillError(f"{option} {text!r}: expected a list like 1,2") from error
 
 
 class _Steps:

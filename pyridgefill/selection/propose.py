@@ -1,4 +1,4 @@
-"""Proposes settings: those with the least work that still find needles as the exact model does."""
+"""Tries settings on a model with the effort of a calibration, and proposes one; see `recommend` for the rules."""
 
 from __future__ import annotations
 
@@ -14,65 +14,48 @@ from pyridgefill.chat import chat_formatter
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.intervals import least_hits
 from pyridgefill.evaluation.prompts.layout import Shape
-from pyridgefill.evaluation.prompts.needle import KINDS, KeyedText, make_keyed_texts
+from pyridgefill.evaluation.prompts.needle import KeyedText, make_keyed_texts
 from pyridgefill.evaluation.prompts.text import text_windows
 from pyridgefill.evaluation.run.session import Session
-from pyridgefill.evaluation.tasks.loss import tail_losses
+from pyridgefill.evaluation.tasks.far_loss import default_near
+from pyridgefill.evaluation.tasks.loss import token_losses
 from pyridgefill.evaluation.tasks.scored import count_hits
 from pyridgefill.maps import read_base_model
+from pyridgefill.selection.point import Point
+from pyridgefill.selection.recommend import QUICK, Effort, Outcome, Recommendation, Trial, recommend, walk_up
 
 # keys and values that no head was chosen by
-_SEED_OFFSET = 1000
+_SEED = 1000
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One setting on the needles and texts; `split` None is the exact model.
+class Proposal:
+    """What was tried, from the least work on, and what is recommended; `hits` of `prompts` needles, exact."""
 
-    Attributes
-    ----------
-    split, select, budget
-        The setting.
-    hits, n
-        Needles found, and asked for before the outcome was clear.
-    loss
-        Mean over the texts' exact tails in nats; None where the needles already decided.
-    accepted
-        Whether needles and loss are as good as exact.
-    """
-
-    split: int | None
-    select: str
-    budget: float
     hits: int
-    n: int
-    loss: float | None
-    accepted: bool
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What settings are tried on.
-
-    Attributes
-    ----------
-    length
-        Tokens of each prompt.
-    keys
-        Needles per text; each kind of needle has one text.
-    texts
-        Running texts for the loss.
-    max_loss_increase
-        Largest relative increase of the loss on the exact tail.
-    seed
-        Of the needles.
-    """
-
-    length: int = defaults.CTX
-    keys: int = 4
-    texts: int = 4
+    prompts: int
+    trials: tuple[Trial, ...]
+    recommendation: Recommendation
     max_loss_increase: float = defaults.MAX_LOSS_INCREASE
-    seed: int = 0
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """JSON-ready: the exact model, then the settings in the order in which they were tried."""
+        exact = {"split": None, "select": "none", "budget": 0.0, "hits": self.hits, "prompts": self.prompts}
+        return [exact, *(self._trial(trial) for trial in self.trials)]
+
+    def _trial(self, trial: Trial) -> dict[str, Any]:
+        (outcome,) = trial.outcomes
+        faults = trial.faults(self.max_loss_increase)
+        return {
+            "split": trial.point.split,
+            "select": trial.point.select,
+            "budget": trial.point.budget,
+            "hits": outcome.hits,
+            "prompts": outcome.prompts,
+            "loss_increase": outcome.loss_increase,
+            "accepted": not faults,
+            "faults": faults,
+        }
 
 
 def propose(
@@ -82,16 +65,12 @@ def propose(
     *,
     splits: Sequence[int],
     budgets: Sequence[float] = defaults.BUDGETS,
-    workload: Workload | None = None,
-    on_trial: Callable[[Trial], None] = lambda _trial: None,
+    effort: Effort = QUICK,
+    max_loss_increase: float = defaults.MAX_LOSS_INCREASE,
+    on_trial: Callable[[Trial | None], None] = lambda _trial: None,
     **options: Any,
-) -> tuple[Trial | None, list[Trial]]:
+) -> Proposal:
     """Try splits and budgets, those with the least work first, until one is as good as exact.
-
-    The work is that of the filled rows: layers below the split for all of them, all layers for the selected ones.
-
-    As good means: as many needles found as the lower end of the exact model's 95 % Wilson interval, and a loss on the
-    exact tail of running text that is at most `max_loss_increase` higher.
 
     Parameters
     ----------
@@ -105,76 +84,70 @@ def propose(
         Candidates.
     budgets
         Shares of the filled rows.
-    workload
-        What settings are tried on.
+    effort
+        What settings are tried on: its first length; nothing is timed.
+    max_loss_increase
+        Relative, of the loss on the exact tail.
     on_trial
-        Called after each trial, the exact model's first.
+        Called after the exact model with None, and after each trial; there are `len(candidates(...))` at most.
     **options
         For `Engine`.
-
-    Returns
-    -------
-    accepted, trials
-        The first setting that was as good, None if none was; all trials, the exact model's first.
     """
-    work = workload or Workload()
-    with Session(model_path, n_ctx=work.length + 64, **options) as session:
-        needles = list(_needles(session, config, work))
-        windows = text_windows(session, work.length, skip=len(needles))
-        texts = [next(windows) for _ in range(work.texts)]
-        tail = config.tail or defaults.TAIL
-        hits = [hit for text in needles for hit in count_hits(session, text.needles)]
-        exact_loss = float(np.mean(tail_losses(session, texts, tail)))
-        trials = [Trial(None, "none", 0.0, sum(hits), len(hits), exact_loss, True)]
-        on_trial(trials[0])
-        least = least_hits(sum(hits), len(hits))
-        for setting in _settings(config, heads, splits, budgets, read_base_model(model_path).block_count):
-            session.set_maps(setting)
-            found, asked = _find(session, needles, least, len(hits))
-            loss = float(np.mean(tail_losses(session, texts, tail))) if found >= least else None
-            good = loss is not None and loss <= exact_loss * (1 + work.max_loss_increase)
-            trials.append(Trial(setting.split, setting.select or "none", setting.budget or 0, found, asked, loss, good))
-            on_trial(trials[-1])
-            if good:
-                return trials[-1], trials
-    return None, trials
+    n_layer, length = read_base_model(model_path).block_count, effort.lengths[0]
+    tail = defaults.TAIL if config.tail is None else config.tail
+    points = candidates(heads, splits, budgets, tail)
+    with Session(model_path, n_ctx=length + 64, **options) as session:
+        needles = list(_needles(session, config, effort, tail))
+        windows = text_windows(session, length, skip=len(needles))
+        texts = [next(windows) for _ in range(effort.texts)]
+        total = sum(len(text.needles) for text in needles)
+        exact_hits = sum(sum(count_hits(session, text.needles)) for text in needles)
+        exact_loss = _loss(session, texts, tail)
+        on_trial(None)
+
+        def measure(point: Point) -> Trial:
+            asking = tuple(heads.get(point.split, ())) if point.budget else ()
+            setting = replace(config, split=point.split, min_prompt=0, select=point.select, heads=asking)
+            session.set_maps(replace(setting, budget=point.budget))
+            hits = _hits(session, needles, least_hits(exact_hits, total), total)
+            loss = None if hits < least_hits(exact_hits, total) else _loss(session, texts, tail) / exact_loss - 1
+            ratio = 1 / point.work(n_layer, length)
+            trial = Trial(point, (Outcome(length, hits, total, exact_hits, loss, None, ratio),))
+            on_trial(trial)
+            return trial
+
+        trials = walk_up(points, measure, n_layer=n_layer, n_prompt=length, max_loss_increase=max_loss_increase)
+    return Proposal(exact_hits, total, tuple(trials), recommend(trials, max_loss_increase), max_loss_increase)
 
 
-def _needles(session: Session, config: RidgeFillConfig, work: Workload) -> Iterator[KeyedText]:
+def candidates(
+    heads: Mapping[int, Sequence[tuple[int, int]]], splits: Sequence[int], budgets: Sequence[float], tail: int
+) -> list[Point]:
+    """The highest split without selection, and each split that has heads with each budget."""
+    return [
+        Point(max(splits), tail, 0.0),
+        *(Point(split, tail, budget) for split in splits if heads.get(split) for budget in budgets),
+    ]
+
+
+def _needles(session: Session, config: RidgeFillConfig, effort: Effort, tail: int) -> Iterator[KeyedText]:
     chat = chat_formatter(session, add_generation_prompt=True)
-    for index, kind in enumerate(KINDS):
-        rows = work.length, config.sink or 0, config.tail or defaults.TAIL
-        shape = Shape(session, chat, *rows, _SEED_OFFSET + work.seed + index)
-        yield from make_keyed_texts(shape, count=1, keys=work.keys, kind=kind)
+    for index, kind in enumerate(effort.kinds):
+        shape = Shape(session, chat, effort.lengths[0], config.sink or 0, tail, _SEED + index)
+        yield from make_keyed_texts(shape, count=-(-effort.needles // effort.keys), keys=effort.keys, kind=kind)
 
 
-def _settings(
-    config: RidgeFillConfig,
-    heads: Mapping[int, Sequence[tuple[int, int]]],
-    splits: Sequence[int],
-    budgets: Sequence[float],
-    n_layer: int,
-) -> list[RidgeFillConfig]:
-    found = [replace(config, split=max(splits), min_prompt=0, select="none", budget=0.0)]
-    for split in splits:
-        if heads.get(split):
-            base = replace(config, split=split, min_prompt=0, select="attention", heads=tuple(heads[split]))
-            found += [replace(base, budget=budget) for budget in budgets]
-
-    def work(setting: RidgeFillConfig) -> float:
-        assert setting.split is not None
-        assert setting.budget is not None
-        return setting.split + setting.budget * (n_layer - setting.split)
-
-    return sorted(found, key=work)
-
-
-def _find(session: Session, needles: Sequence[KeyedText], least: int, total: int) -> tuple[int, int]:
-    """Hits, and needles asked for: no more than it takes to see that too few are found."""
+def _hits(session: Session, needles: Sequence[KeyedText], least: int, total: int) -> int:
+    """Needles found, or those until it is clear that too few are."""
     found = asked = 0
     for text in needles:
         found += sum(count_hits(session, text.needles))
         asked += len(text.needles)
         if found + total - asked < least:
             break
-    return found, asked
+    return found
+
+
+def _loss(session: Session, texts: Sequence[Sequence[int]], tail: int) -> float:
+    """Mean over texts of the loss on the tail's scored tokens, as for the loss on far tokens."""
+    return float(np.mean([token_losses(session, text, tail)[default_near(tail) - 1 :].mean() for text in texts]))

@@ -19,8 +19,8 @@ from pyridgefill.evaluation.run.typed import to_json
 from pyridgefill.evaluation.run.ways import baselines
 from pyridgefill.evaluation.tasks.far_loss import DEFAULT_THRESHOLD, default_near
 from pyridgefill.maps import BaseModel
-from pyridgefill.tuning.grid import Point
-from pyridgefill.tuning.rules import SAME_SPEED
+from pyridgefill.selection.point import Point
+from pyridgefill.selection.recommend import SAME_SPEED
 from pyridgefill.tuning.sweep import Measured, Numbers, Sweep
 
 FORMAT = 1
@@ -56,7 +56,7 @@ def make_document(
         Results of `pyridgefill eval splice`; those of other models are left out.
     """
     assert sweep.recommendation is not None
-    plan, sink = sweep.plan, sweep.shape.sink
+    plan, effort, sink = sweep.plan, sweep.plan.effort, sweep.shape.sink
     best = _find(sweep, sweep.recommendation.trial.point)
     document = {
         "format": FORMAT,
@@ -79,12 +79,12 @@ def make_document(
         },
         "settings": {
             **{key: list(value) for key, value in asdict(plan.grid).items()},
-            "ctx": list(plan.lengths),
-            "kinds": list(plan.kinds),
-            "needles": plan.needles,
-            "keys": plan.keys,
-            "texts": plan.texts,
-            "repeats": plan.repeats,
+            "ctx": list(effort.lengths),
+            "kinds": list(effort.kinds),
+            "needles": effort.needles,
+            "keys": effort.keys,
+            "texts": effort.texts,
+            "repeats": effort.repeats,
             "sink": sink,
             "near": {str(tail): default_near(tail) for tail in plan.grid.tails},
             "threshold": DEFAULT_THRESHOLD,

@@ -7,39 +7,7 @@ from dataclasses import dataclass, replace
 
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.maps.model import Target
-from pyridgefill.words import selected
-
-
-@dataclass(frozen=True)
-class Point:
-    """One setting.
-
-    Attributes
-    ----------
-    split, tail
-        As in `RidgeFillConfig`.
-    budget
-        Share of the filled rows that attention selects, 0: none.
-    target, rank, weight_type
-        Of the maps.
-    """
-
-    split: int
-    tail: int
-    budget: float
-    target: Target = "proj"
-    rank: int = 0
-    weight_type: str = "f16"
-
-    @property
-    def select(self) -> str:
-        """How rows are selected."""
-        return "attention" if self.budget else "none"
-
-    def __str__(self) -> str:
-        """For people."""
-        maps = f"{self.target} maps, {f'rank {self.rank}, ' if self.rank else ''}{self.weight_type}"
-        return f"split {self.split}, {selected(self.budget)}, tail {self.tail}, {maps}"
+from pyridgefill.selection.point import Point
 
 
 @dataclass(frozen=True)

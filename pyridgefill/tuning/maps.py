@@ -134,12 +134,7 @@ class MapStore:
                 progress=lambda done, total: self._on_step("fit maps", done, total),
             )
             self._fits[options] = whole
-        return replace(
-            whole,
-            splits=tuple(item for item in whole.splits if item.layer in splits),
-            maps=tuple(item for item in whole.maps if item.split in splits),
-            recommended=self._recommended,
-        )
+        return whole.keep(splits, self._recommended)
 
     def _find_heads(self, splits: tuple[int, ...], path: Path) -> list[RetrievalHead]:
         tail, sink = self._recommended.tail, self._recommended.sink

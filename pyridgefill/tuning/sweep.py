@@ -21,9 +21,10 @@ from pyridgefill.evaluation.tasks.kld import Kld, KldParams
 from pyridgefill.evaluation.tasks.needle import Needles, needle_tasks
 from pyridgefill.evaluation.tasks.speed import SpeedParams, SpeedTask, Timed
 from pyridgefill.maps import RetrievalHead, read_maps
-from pyridgefill.tuning.grid import Grid, Point
+from pyridgefill.selection.point import Point
+from pyridgefill.selection.recommend import Effort, Outcome, Recommendation, Trial, recommend, walk_down
+from pyridgefill.tuning.grid import Grid
 from pyridgefill.tuning.maps import MapStore, to_heads
-from pyridgefill.tuning.rules import Outcome, Recommendation, Trial, recommend, walk
 
 
 class Progress(Protocol):
@@ -44,14 +45,8 @@ class Plan:
     ----------
     grid
         The settings.
-    lengths
-        Tokens of the prompts.
-    kinds, needles, keys
-        Of needles; `needles` for each kind and length.
-    texts
-        For the losses, of each length.
-    repeats
-        Pairs of timing runs.
+    effort
+        On how much.
     baselines
         At the best setting.
     max_loss_increase
@@ -59,12 +54,7 @@ class Plan:
     """
 
     grid: Grid
-    lengths: tuple[int, ...]
-    kinds: tuple[str, ...]
-    needles: int
-    keys: int
-    texts: int
-    repeats: int
+    effort: Effort
     baselines: tuple[str, ...]
     max_loss_increase: float
 
@@ -185,7 +175,7 @@ class Sweep:
         variants: dict[Point, Way] = {point: Filled("fill", config) for point, config in configs.items()}
         tasks = self._diagnostics(tail)
         sizes = tasks.size
-        per_point = sizes + self.plan.repeats * len(self.plan.lengths)
+        per_point = sizes + self.plan.effort.repeats * len(self.plan.effort.lengths)
         self.progress.total(sizes + per_point * len(points))
         exact = self._measure(tasks, EXACT)
         self.measured.append(Measured("exact", "exact", None, tail, exact))
@@ -195,7 +185,7 @@ class Sweep:
             return self._add("sweep", point, found, exact, maps, configs[point])
 
         for family in families:
-            trials, left, reason = walk(family, measure)
+            trials, left, reason = walk_down(family, measure)
             if left:
                 self.stopped.append(Stop(tail, trials[0].point.budget, tuple(point.split for point in left), reason))
                 self.progress.total(-per_point * len(left))
@@ -218,7 +208,7 @@ class Sweep:
         ]
         tasks = self._diagnostics(point.tail)
         sizes = tasks.size
-        timing = self.plan.repeats * len(self.plan.lengths)
+        timing = self.plan.effort.repeats * len(self.plan.effort.lengths)
         self.progress.total(sizes * (len(variants) + len(baselines)) + timing * len(variants))
         exact = next(item for item in self.measured if item.point is None and item.tail == point.tail).results
         for (role, other, made, config), variant in zip(others, variants, strict=True):
@@ -242,17 +232,17 @@ class Sweep:
     def _diagnostics(self, tail: int) -> Diagnostics:
         """The tasks of each length, for one tail; made again they are the same, but without what was prepared."""
         plan = self.plan
-        shapes = [replace(self.shape, ctx=ctx, tail=tail) for ctx in plan.lengths]
+        shapes = [replace(self.shape, ctx=ctx, tail=tail) for ctx in plan.effort.lengths]
         return Diagnostics(
-            needle_tasks(shapes, kinds=plan.kinds, needles=plan.needles, keys=plan.keys),
-            [FarLoss(FarLossParams.of(shape, plan.texts)) for shape in shapes],
-            [Kld(KldParams.at(shape, texts=plan.texts, generated=0)) for shape in shapes],
+            needle_tasks(shapes, kinds=plan.effort.kinds, needles=plan.effort.needles, keys=plan.effort.keys),
+            [FarLoss(FarLossParams.of(shape, plan.effort.texts)) for shape in shapes],
+            [Kld(KldParams.at(shape, texts=plan.effort.texts, generated=0)) for shape in shapes],
         )
 
     def _measure(self, tasks: Diagnostics, way: Way, config: RidgeFillConfig | None = None) -> dict[int, Numbers]:
         """The results of one way, and with a configuration its time to first token."""
         ways = [EXACT] if way is EXACT else [EXACT, way]
-        found = {ctx: Numbers() for ctx in self.plan.lengths}
+        found = {ctx: Numbers() for ctx in self.plan.effort.lengths}
         for ctx, scores in self._run(tasks.needles, ways):
             found[ctx].needles.append(scores)
         for ctx, losses in self._run(tasks.far, ways):
@@ -266,8 +256,10 @@ class Sweep:
 
     def _time(self, config: RidgeFillConfig, *, parts: bool) -> dict[int, Speed]:
         assert config.tail is not None
-        shapes = [replace(self.shape, ctx=ctx, tail=config.tail) for ctx in self.plan.lengths]
-        params = [SpeedParams.at(shape, repeats=self.plan.repeats, parts=None if parts else False) for shape in shapes]
+        shapes = [replace(self.shape, ctx=ctx, tail=config.tail) for ctx in self.plan.effort.lengths]
+        params = [
+            SpeedParams.at(shape, repeats=self.plan.effort.repeats, parts=None if parts else False) for shape in shapes
+        ]
         tasks = [SpeedTask(item) for item in params]
         if parts:
             self.progress.total(sum(task.size for task in tasks))
@@ -294,7 +286,7 @@ class Sweep:
         config: RidgeFillConfig,
     ) -> Trial:
         self.measured.append(Measured(role, "fill", point, point.tail, found, maps, config.heads))
-        trial = Trial(point, tuple(_outcome(ctx, found[ctx], exact[ctx]) for ctx in self.plan.lengths))
+        trial = Trial(point, tuple(_outcome(ctx, found[ctx], exact[ctx]) for ctx in self.plan.effort.lengths))
         self.trials.append(trial)
         return trial
 

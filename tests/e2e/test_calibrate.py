@@ -21,7 +21,9 @@ from pyridgefill.calibration.collect_run import Step
 from pyridgefill.cli.main import run
 from pyridgefill.errors import CorpusError, RidgeFillError, StatisticsError, UsageError
 from pyridgefill.maps import Recommended, RetrievalHead, read_maps
-from pyridgefill.selection.propose import Trial
+from pyridgefill.selection.point import Point
+from pyridgefill.selection.propose import Proposal
+from pyridgefill.selection.recommend import Outcome, Trial, recommend
 
 SPLIT = FAMILIES["llama"].split
 SMALL: dict[str, Any] = {"tokens": 4000, "n_ctx": 256, "n_ubatch": 64, "n_threads": 1}
@@ -40,6 +42,10 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
+def trial(split: int, budget: float, *, hits: int = 4, exact: int = 4) -> Trial:
+    return Trial(Point(split, 256, budget), (Outcome(2048, hits, 4, exact, 0.0, None, 1.5),))
+
+
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stands in for what finds heads and tries settings, which takes minutes; says what it was asked."""
@@ -54,11 +60,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def propose(model: Any, config: Any, heads: Any, *, splits: Any, on_trial: Any, **_options: Any) -> Any:
         asked["settings"] = dict(heads)
         assert Path(config.maps).is_file()
-        trials = [Trial(None, "none", 0.0, asked["hits"], 4, 1.0, True)]
-        trials += [asked["accept"]] if asked["accept"] else []
-        for trial in trials:
-            on_trial(trial)
-        return asked["accept"], trials
+        trials = (asked["accept"] or trial(4, 0.0, hits=0),)
+        for item in (None, *trials):
+            on_trial(item)
+        return Proposal(asked["hits"], 4, trials, recommend(trials))
 
     monkeypatch.setattr(calibrator, "find_heads", find_heads)
     monkeypatch.setattr(calibrator, "propose", propose)
@@ -68,7 +73,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_function_measures_and_recommends(
     workshop: Any, tmp_path: Path, corpus: Path, measured: dict[str, Any]
 ) -> None:
-    measured["accept"] = Trial(2, "attention", 0.1, 4, 4, 1.0, True)
+    measured["accept"] = trial(2, 0.1)
     steps: list[Step] = []
     made = pyridgefill.calibrate(
         workshop.model("llama"), tmp_path / "maps.gguf", corpora=corpus, splits=[2, 4], tail=99,
@@ -97,13 +102,13 @@ def test_nothing_is_below_layer_0(workshop: Any, tmp_path: Path, corpus: Path, m
 def test_a_model_that_finds_no_needles_is_no_measure(
     workshop: Any, tmp_path: Path, corpus: Path, measured: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    measured["accept"] = Trial(2, "none", 0.0, 0, 4, 1.0, True)
+    measured["accept"] = trial(2, 0.0, hits=0, exact=0)
     measured["hits"] = 0
     path = tmp_path / "maps.gguf"
     made = pyridgefill.calibrate(workshop.model("llama"), path, corpora=[corpus], splits=[2, 4], **SMALL)
     assert made.accepted is None
     assert read_maps(path).defaults().split == 4
-    assert "the exact model itself finds none of 4 needles" in caplog.text
+    assert "The exact model itself finds none of 4 needles" in caplog.text
 
 
 @pytest.mark.parametrize("splits", [None, [2, 4]])
@@ -122,7 +127,7 @@ def test_no_low_split_becomes_the_default_without_measurement(
         assert maps.recommended.split is None
         assert (best.split, best.select) == (max(split.layer for split in maps.splits), "none"), options
         (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-        asked = "no setting was measured" if "trials" in options else "no setting was as good as the exact model"
+        asked = "no setting was measured" if "trials" in options else "No setting was as good as exact"
         assert asked in warning
         assert ("pyridgefill heads" in warning) == ("trials" in options)
     # without heads the highest split alone is tried

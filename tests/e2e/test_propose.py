@@ -14,12 +14,13 @@ from pyridgefill.cli.main import run
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.maps import read_maps
 from pyridgefill.selection.finding import find_heads, head_counts
-from pyridgefill.selection.propose import Trial, Workload, _settings, propose
+from pyridgefill.selection.propose import candidates, propose
+from pyridgefill.selection.recommend import QUICK, Effort, Trial
 
 SPLIT = FAMILIES["llama"].split
 # a byte is a token: questions are long
 TAIL, LENGTH = 640, 2048
-WORK = Workload(length=LENGTH, keys=1, texts=1)
+EFFORT = Effort((LENGTH,), QUICK.kinds, needles=1, keys=1, texts=1, repeats=0)
 HEADS = {SPLIT: [(0, 0), (1, 1)]}
 
 
@@ -38,33 +39,34 @@ def config(workshop: Any, kind: str) -> RidgeFillConfig:
 
 
 def test_maps_that_are_exact_need_the_least_work(workshop: Any, model: Path) -> None:
-    seen: list[Trial] = []
-    accepted, trials = propose(
-        model, config(workshop, "identity"), HEADS, splits=[SPLIT], workload=WORK, on_trial=seen.append, n_threads=1
+    seen: list[Trial | None] = []
+    found = propose(
+        model, config(workshop, "identity"), HEADS, splits=[SPLIT], effort=EFFORT, on_trial=seen.append, n_threads=1
     )
-    assert seen == trials
-    exact, first = trials
-    assert (exact.split, exact.select, exact.n) == (None, "none", 6)
-    assert (first.split, first.select, first.budget, first.accepted) == (SPLIT, "none", 0.0, True)
-    assert accepted == first
-    assert exact.loss is not None
-    assert first.loss == pytest.approx(exact.loss, rel=1e-3)
+    assert seen == [None, *found.trials]
+    assert found.prompts == 6
+    (trial,) = found.trials
+    assert (trial.point.split, trial.point.select, trial.point.budget) == (SPLIT, "none", 0.0)
+    assert trial.faults() == []
+    assert found.recommendation.trial == trial
+    assert found.recommendation.accepted == (found.hits > 0)
+    assert trial.outcomes[0].loss_increase == pytest.approx(0, abs=1e-3)
 
 
 def test_settings_are_tried_from_the_cheapest_on(workshop: Any, model: Path) -> None:
-    strict = Workload(length=LENGTH, keys=1, texts=1, max_loss_increase=-0.5)
-    accepted, trials = propose(
-        model, config(workshop, "poison"), HEADS, splits=[SPLIT], budgets=(0.2, 0.1), workload=strict, n_threads=1
+    maps = config(workshop, "poison")
+    found = propose(
+        model, maps, HEADS, splits=[SPLIT], budgets=(0.2, 0.1), effort=EFFORT, max_loss_increase=-0.5, n_threads=1
     )
-    assert accepted is None
-    settings = [(trial.select, trial.budget, trial.accepted) for trial in trials[1:]]
-    assert settings == [("none", 0.0, False), ("attention", 0.1, False), ("attention", 0.2, False)]
+    settings = [(trial.point.select, trial.point.budget) for trial in found.trials]
+    assert settings == [("none", 0.0), ("attention", 0.1), ("attention", 0.2)]
+    assert not found.recommendation.accepted
+    assert [item.get("accepted") for item in found.to_list()] == [None, False, False, False]
 
 
 def test_a_lower_split_with_more_rows_can_be_less_work() -> None:
-    config = RidgeFillConfig("maps.gguf", sink=4, tail=512)
     heads = {split: [(7, 7)] for split in (10, 15)}
-    found = _settings(config, heads, [10, 15], (0.05, 0.2), 30)
+    found = sorted(candidates(heads, [10, 15], (0.05, 0.2), 512), key=lambda point: point.work(30, 2048))
     assert [(item.split, item.budget) for item in found] == [(10, 0.05), (10, 0.2), (15, 0.0), (15, 0.05), (15, 0.2)]
     assert [item.select for item in found] == ["attention", "attention", "none", "attention", "attention"]
 

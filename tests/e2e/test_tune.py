@@ -255,10 +255,10 @@ ERRORS = {
     "split": (["--splits", "3"], "--splits: split 3 was not collected"),
     "target": (["--targets", "all"], "--targets 'all'"),
     "type": (["--types", "q1"], "--types 'q1'"),
-    "budget": (["--budgets", "2"], "--budgets: 2 is no share"),
+    "budget": (["--budgets", "2"], "--budgets '2'"),
     "tails": (["--tails", "x"], "--tails 'x'"),
-    "baseline": (["--baseline", "best"], "--baseline 'best'"),
-    "kind": (["--kinds", "colours"], "kind 'colours' are not known"),
+    "baseline": (["--baselines", "best"], "--baselines 'best'"),
+    "kind": (["--kinds", "colours"], "--kinds 'colours'"),
     "folder": (["-o", "/none/report.html"], "the folder /none does not exist"),
     "splice": (["--splice", "none.jsonl"], "none.jsonl: no such file"),
     "splices of another kind": (["--splice", __file__], "line 1 is not a result"),
@@ -266,10 +266,13 @@ ERRORS = {
     "results in the report": (["-o", "report.jsonl"], "report.jsonl: the report and its results in one place"),
     "maps in the report": (["-o", "report.maps"], "report.maps: the report and the folder of its maps in one place"),
     "numbers in the results": (["--json", "a.jsonl", "-o", "a.html"], "its numbers and its results in one place"),
-    "no tail": (["--tails", "0"], "--tails: 0 rows"),
-    "no rank": (["--ranks", "-3"], "--ranks: -3 is no rank"),
+    "no tail": (["--tails", "0"], "--tails '0'"),
+    "no rank": (["--ranks=-3"], "--ranks '-3'"),
     "too short": (["--ctx", "600"], "prompts of 600 tokens have no rows to fill"),
 }
+
+
+USAGE = ("target", "type", "budget", "tails", "baseline", "kind", "no tail", "no rank", "too short")
 
 
 @pytest.mark.parametrize("case", ERRORS)
@@ -283,7 +286,7 @@ def test_errors(
 ) -> None:
     more, message = ERRORS[case]
     monkeypatch.chdir(tmp_path)
-    assert run(command(model, sums, tmp_path / "report.html", *more)) == 1
+    assert run(command(model, sums, tmp_path / "report.html", *more)) == (2 if case in USAGE else 1)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert message in line
 

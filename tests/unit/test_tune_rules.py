@@ -17,9 +17,10 @@ from pyridgefill.evaluation.run.results import ResultFile
 from pyridgefill.evaluation.run.spliced import Splice
 from pyridgefill.files import file_name
 from pyridgefill.report.tables import variations
+from pyridgefill.selection.point import Point
+from pyridgefill.selection.recommend import Outcome, Trial, recommend, stops, walk_down, walk_up
 from pyridgefill.tuning.document import _breakdown, _splices
-from pyridgefill.tuning.grid import Grid, Point
-from pyridgefill.tuning.rules import Outcome, Trial, recommend, stops, walk
+from pyridgefill.tuning.grid import Grid
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +73,7 @@ def test_a_split_that_loses_needles_stops_those_below() -> None:
         asked.append(point.split)
         return Trial(point, (outcome(hits[point.split]),))
 
-    trials, left, reason = walk(family, measure)
+    trials, left, reason = walk_down(family, measure)
     assert asked == [18, 15, 12], "the split that fails is measured, no lower one"
     assert [item.point.split for item in trials] == asked
     assert [point.split for point in left] == [10]
@@ -87,7 +88,7 @@ def test_any_length_stops() -> None:
 
 
 def test_the_last_split_stops_nothing() -> None:
-    trials, left, reason = walk([Point(10, 256, 0.1)], lambda point: Trial(point, (outcome(0),)))
+    trials, left, reason = walk_down([Point(10, 256, 0.1)], lambda point: Trial(point, (outcome(0),)))
     assert (len(trials), left, reason) == (1, [], "")
 
 
@@ -136,6 +137,46 @@ def test_without_a_good_setting_the_closest_is_shown() -> None:
 
 def test_lengths_without_far_tokens_count_with_all_tokens() -> None:
     assert trial(12, outcome(far=None, loss=0.02), outcome(far=0.04, ctx=4096)).far == pytest.approx(0.03)
+
+
+N_LAYER, N_PROMPT = 30, 2048
+
+
+def measured(point: Point, broken: int, loss: float) -> Trial:
+    """A model that loses its needles below split `broken`, later with more rows, and `loss` from there on."""
+    keeps = point.split >= broken - 20 * point.budget
+    ratio = 1 / point.work(N_LAYER, N_PROMPT)
+    return Trial(point, (outcome(EXACT if keeps else LEAST - 1, loss / point.split, None, ratio),))
+
+
+@pytest.mark.parametrize("broken", range(8, 24))
+@pytest.mark.parametrize("loss", [0.0, 0.3, 0.5, 1.0])
+def test_tune_and_calibrate_recommend_the_same(broken: int, loss: float) -> None:
+    """Calibrate goes up until something is good, tune down until something is broken."""
+    families = Grid((10, 12, 15, 18, 20), (0, 0.05, 0.1, 0.2), (256,)).families()
+    up = walk_up(
+        [point for family in families for point in family], lambda point: measured(point, broken, loss),
+        n_layer=N_LAYER, n_prompt=N_PROMPT,
+    )  # fmt: skip
+    down = [trial for family in families for trial in walk_down(family, lambda point: measured(point, broken, loss))[0]]
+    quick, thorough = recommend(up), recommend(down)
+    assert quick.accepted == thorough.accepted
+    if quick.accepted:
+        assert quick.trial == thorough.trial
+        assert quick.trial in down
+
+
+def test_going_up_ends_with_settings_as_fast_as_the_first_good_one() -> None:
+    points = [Point(split, 256, 0.1) for split in (20, 15, 16, 10)] + [Point(15, 256, 0.102)]
+    trials = walk_up(points, lambda point: measured(point, 17, 0.0), n_layer=N_LAYER, n_prompt=N_PROMPT)
+    assert [(item.point.split, item.point.budget) for item in trials] == [(10, 0.1), (15, 0.1), (15, 0.102)]
+    assert recommend(trials).trial.point.split == 15
+
+
+def test_work_counts_layers_and_rows() -> None:
+    assert Point(15, 512, 0.0).work(30, 2048) == pytest.approx(0.25 + 0.75 * 0.5)
+    assert Point(15, 512, 0.5).work(30, 2048) == pytest.approx(0.25 + 0.75 * 0.75)
+    assert Point(15, 4096, 0.5).work(30, 2048) == 1
 
 
 def test_splice_results_of_this_model_are_shown(tmp_path: Path) -> None:
