@@ -19,7 +19,7 @@ FAMILIES = ["llama", "gemma3", "qwen35", "gpt-oss"]
 PROMPT = tokens(300)
 # what differs from answer to answer: times, names made from chance
 CHANGING = re.compile(
-    r'"(?:id|created\w*|completed_at|item_id|\w+_ms|\w+_per_second|predicted_\w+|prompt_per\w+)": ?[^,}\]]+'
+    r'"(?:id|item_id)": ?"[^"]*"|"(?:created|created_at|completed_at|\w+_ms|\w+_per_second)": ?(?:[\d.e+-]+|null)'
 )
 
 
