@@ -100,6 +100,10 @@ def _settings(maps: MapSet) -> str:
         for head in maps.heads
     ]
     text = "## Recommended settings\n\n" + table(("setting", "value"), rows)
+    if best.split is None:
+        text += (
+            f"\n\nNo setting is known to be as good as exact: used at split {maps.defaults().split}, without selection."
+        )
     if not heads:
         return text
     found = table(("split", "retrieval head", "recall at 2, 5 and 10 %"), heads)

@@ -180,7 +180,7 @@ def print_description(description: dict[str, Any]) -> None:
     settings = ", ".join(f"{key} {value}" for key, value in description["recommended"].items())
     if "split" not in description["recommended"]:
         highest = max(split["layer"] for split in description["splits"])
-        settings = f"{settings}; no setting was measured, so the default is split {highest} without selection"
+        settings = f"{settings}; no setting is known to be as good as exact: used at split {highest}, without selection"
     out.print(f"recommended: {settings.lstrip('; ')}; features: {description['feature_norm']}", highlight=False)
     for head in description["heads"]:
         name = f"retrieval head {head['layer']}.{head['head']}"

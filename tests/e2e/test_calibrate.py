@@ -89,6 +89,15 @@ def test_the_function_measures_and_recommends(
     assert {item.name for item in tmp_path.iterdir()} == {"letters.txt", "maps.gguf"}
 
 
+def test_resume_checks_the_model(workshop: Any, tmp_path: Path, corpus: Path, measured: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"corpora": corpus, "splits": [SPLIT], "statistics": tmp_path / "sums.npz", **SMALL}
+    pyridgefill.calibrate(workshop.model("llama"), tmp_path / "maps.gguf", trials=False, heads=False, **settings)
+    settings["tokens"] += 1000
+    with pytest.raises(StatisticsError, match="collected from another model"):
+        pyridgefill.calibrate(workshop.model("llama", 1), tmp_path / "other.gguf", resume=True, **settings)
+    assert not (tmp_path / "other.gguf").exists()
+
+
 def test_nothing_is_below_layer_0(workshop: Any, tmp_path: Path, corpus: Path, measured: dict[str, Any]) -> None:
     for splits, asked in (([0, 2], [2]), ([0], None)):
         measured.pop("heads", None)
@@ -218,4 +227,4 @@ def test_inspect_tells_the_default(
     assert run([str(argument) for argument in arguments]) == 0
     capsys.readouterr()
     assert run(["inspect", path]) == 0
-    assert "the default is split 4 without selection" in capsys.readouterr().out
+    assert "used at split 4, without selection" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from pyridgefill.evaluation.run.results import SETTING, Record
 from pyridgefill.evaluation.run.settings import setting_cell
 from pyridgefill.evaluation.run.typed import to_json
 from pyridgefill.files import digest
-from pyridgefill.maps import read_maps, write_maps
+from pyridgefill.maps import Recommended, read_maps, write_maps
 
 INTERVAL = Interval(0.02, -0.01, 0.05)
 
@@ -121,3 +121,9 @@ def test_the_command_reads_results(maps: Path, tmp_path: Path, capsys: pytest.Ca
     assert run(["card", str(maps), str(lines), "-o", str(tmp_path / "other.md")]) == 1
     assert f"{lines}: no result is of {maps}" in capsys.readouterr().err
     assert not (tmp_path / "other.md").exists()
+
+
+def test_a_card_says_that_no_setting_is_known_to_be_good(tmp_path: Path) -> None:
+    write_maps(tmp_path / "tiny.gguf", replace(example(), recommended=Recommended(tail=99)))
+    card = make_card(tmp_path / "tiny.gguf", [], "Tiny")
+    assert "No setting is known to be as good as exact: used at split 1, without selection." in card

@@ -52,7 +52,7 @@ def test_fit_and_inspect(tmp_path: Path, sums: Path, capsys: pytest.CaptureFixtu
     assert {item["type"] for item in inspected["maps"]} == {"f32"}
     table, _ = output(capsys, "inspect", maps)
     for text in (
-        "no setting was measured, so the default is split 3",
+        "no setting is known to be as good as exact: used at split 3, without selection",
         "split 2: target input",
         BASE.weights_hash,
         "2.blk.3.input",
