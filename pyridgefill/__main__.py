@@ -29,7 +29,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         from pyridgefill.cli.main import run
-    except (KeyboardInterrupt, ImportError):
+    except (KeyboardInterrupt, Exception):
         if not interrupts.seen:
             raise
         print("error: interrupted", file=sys.stderr)
