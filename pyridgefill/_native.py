@@ -38,6 +38,7 @@ def _function(name: str, argtypes: list[Any], restype: Any) -> Callable[[_F], _F
     return decorator
 
 
+# // version of this interface; a binding compares it with the one it was written for
 # #define LLAMA_RIDGEFILL_API_VERSION 1
 LLAMA_RIDGEFILL_API_VERSION = 1
 
@@ -47,6 +48,8 @@ LLAMA_RIDGEFILL_MAX_RANGES = 1024
 # #define LLAMA_RIDGEFILL_MAX_HEADS  32 // that score in one graph
 LLAMA_RIDGEFILL_MAX_HEADS = 32
 
+# // the answer goes on from what the last rows of a prompt point at: their scores reach so many times as far
+# // behind a row
 # #define LLAMA_RIDGEFILL_N_END     32
 LLAMA_RIDGEFILL_N_END = 32
 # #define LLAMA_RIDGEFILL_END_REACH 8
@@ -75,6 +78,7 @@ if llama_ridgefill_api_version() != LLAMA_RIDGEFILL_API_VERSION:
 def llama_ridgefill_last_error() -> bytes: ...
 
 
+# // identity of a model as stored in maps files: 16 hex digits each
 # struct llama_ridgefill_fingerprint {
 #     char vocab[17];   // over the token texts
 #     char weights[17]; // over a fixed sample of bytes of the norm weights
@@ -120,6 +124,7 @@ def llama_ridgefill_init(model: int, path: bytes, params: llama_ridgefill_params
 def llama_ridgefill_free(maps: int, /) -> None: ...
 
 
+# // metadata, as for LoRA adapters
 # LLAMA_API int32_t llama_ridgefill_meta_val_str(
 #         const struct llama_ridgefill * maps, const char * key, char * buf, size_t buf_size);
 @_function(
@@ -217,6 +222,7 @@ def llama_set_ridgefill(ctx: int, maps: int | None, params: llama_ridgefill_cont
 def llama_ridgefill_ctx_split(ctx: int, /) -> int: ...
 
 
+# // positions [p0, p1)
 # struct llama_ridgefill_range {
 #     llama_pos p0;
 #     llama_pos p1;
@@ -320,6 +326,7 @@ LLAMA_RIDGEFILL_SELECT_ATTENTION = 2
 # };
 
 
+# // an attention head of a layer below the split
 # struct llama_ridgefill_head {
 #     int32_t layer;
 #     int32_t head; // -1: each head of the layer, with scores of its own
@@ -366,6 +373,10 @@ def llama_ridgefill_default_select_params(maps: int, split: int, /) -> llama_rid
 def llama_ridgefill_default_budget(maps: int, /) -> float: ...
 
 
+# // select among the rows that llama_ridgefill_seq_mark marked, for a prompt of n_prompt rows whose last `tail`
+# // ones run exact: once llama_decode has seen the last row of the prompt, it runs the selected rows and then
+# // the tail through the upper layers
+# // only rows of the batch that ends the prompt can have logits; needs keep_states; call it after each seq_mark
 # LLAMA_API int32_t llama_ridgefill_seq_select(
 #         struct llama_context                * ctx,
 #         llama_seq_id                          seq_id,
@@ -388,6 +399,8 @@ def llama_ridgefill_seq_select(
 ) -> int: ...
 
 
+# // of the last finished selection: the selected positions, and for each head the score of each position of the prompt
+# // (0 where it was not scored), `end`: given by the last LLAMA_RIDGEFILL_N_END rows alone; valid until the next decode
 # LLAMA_API int32_t llama_ridgefill_n_selected(const struct llama_context * ctx);
 @_function("llama_ridgefill_n_selected", [llama_cpp.llama_context_p_ctypes], ctypes.c_int32)
 def llama_ridgefill_n_selected(ctx: Any, /) -> int: ...
@@ -427,6 +440,8 @@ def llama_ridgefill_seq_upper(ctx: Any, seq_id: int, pos: Any, n: int, /) -> int
 
 # // replace the next rows of a sequence that are not those of an exact prefill, n_max at most, the first ones first
 # // seq_id < 0: of all sequences that can be healed, in equal shares
+# // it stops before rows that cannot run again: those without a split state, spliced ones, and those that attend to
+# // rows which a sliding window has dropped; an error if the first row of the one sequence is such a row
 # // returns their number, 0 if the sequence is exact, -1 on error
 # LLAMA_API int32_t llama_ridgefill_seq_heal(struct llama_context * ctx, llama_seq_id seq_id, int32_t n_max);
 @_function(
