@@ -11,12 +11,12 @@
 
 #include <algorithm>
 
-bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, llama_context & ctx) {
-    ctx.ridgefill_update();
+bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
+    update();
 
     const auto & batch   = balloc.get_batch();
-    const auto & marks   = *ctx.ridgefill_marks();
-    const auto & cparams = ctx.get_cparams();
+    const auto & marks   = ctx.memory->ridgefill;
+    const auto & cparams = ctx.cparams;
 
     auto & mode = balloc.ridgefill_mode;
     mode.clear();
@@ -81,7 +81,7 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, llama_contex
     if (!any) {
         return true;
     }
-    if (const auto why = llama_ridgefill_conflict(cparams, ctx.has_adapters()); !why.empty()) {
+    if (const auto why = llama_ridgefill_conflict(cparams, has_adapters()); !why.empty()) {
         llama_ridgefill_set_error("rows cannot be filled: " + why);
         return false;
     }
@@ -89,7 +89,7 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, llama_contex
         llama_ridgefill_set_error("rows cannot be filled while sites are captured (hint: llama_ridgefill_capture(ctx, -1))");
         return false;
     }
-    if (!selections.empty() && ctx.has_samplers()) {
+    if (!selections.empty() && has_samplers()) {
         llama_ridgefill_set_error("rows cannot be selected: a sampler runs on the device, and the tail gets its logits after the other rows");
         return false;
     }
@@ -104,7 +104,9 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc, llama_contex
     return true;
 }
 
-void llama_ridgefill_context::on_ubatch(const llama_batch_allocr & balloc, const llama_ubatch & ubatch, llama_cparams & cparams) {
+void llama_ridgefill_context::on_ubatch(const llama_batch_allocr & balloc, const llama_ubatch & ubatch) {
+    auto & cparams = ctx.cparams;
+
     t_start_us = ggml_time_us();
 
     const auto & mode = balloc.ridgefill_mode;
@@ -153,7 +155,10 @@ static void add_scores(llama_ridgefill_selection & selection, llama_seq_id seq_i
     }
 }
 
-void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_ubatch & ubatch, llama_memory_i & memory, llama_cparams & cparams) {
+void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_ubatch & ubatch) {
+    auto & memory  = *ctx.memory;
+    auto & cparams = ctx.cparams;
+
     const bool fill  = cparams.ridgefill.mode == LLAMA_RIDGEFILL_MODE_FILL;
     const bool lower = cparams.ridgefill.mode == LLAMA_RIDGEFILL_MODE_LOWER;
 

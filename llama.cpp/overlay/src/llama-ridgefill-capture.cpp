@@ -48,38 +48,36 @@ void llama_ridgefill_capture_state::on_done(const llm_graph_result & res) {
     }
 }
 
-void llama_context::ridgefill_capture(int32_t layer_first) {
-    auto & capture = ridgefill.capture;
-
-    cparams.ridgefill.capture = nullptr;
+void llama_ridgefill_context::set_capture(int32_t layer_first) {
+    ctx.cparams.ridgefill.capture = nullptr;
     capture.reset();
 
     if (layer_first < 0) {
         return;
     }
-    if (layer_first >= (int32_t) model.hparams.n_layer()) {
-        throw std::runtime_error(format("expected a first layer in [0, %d), found %d", (int) model.hparams.n_layer(), layer_first));
+    if (layer_first >= (int32_t) ctx.model.hparams.n_layer()) {
+        throw std::runtime_error(format("expected a first layer in [0, %d), found %d", (int) ctx.model.hparams.n_layer(), layer_first));
     }
-    if (!memory) {
-        throw std::runtime_error(format("architecture '%s' cannot be captured: the context keeps no memory", llm_arch_name(model.arch)));
+    if (!ctx.memory) {
+        throw std::runtime_error(format("architecture '%s' cannot be captured: the context keeps no memory", llm_arch_name(ctx.model.arch)));
     }
 
     capture = std::make_unique<llama_ridgefill_capture_state>(layer_first);
 
     // find the sites
-    synchronize();
-    sched_reserve();
-    const auto mctx = memory->init_full();
+    ctx.synchronize();
+    ctx.sched_reserve();
+    const auto mctx = ctx.memory->init_full();
     if (!mctx) {
         throw std::runtime_error("failed to initialize the memory module");
     }
-    cparams.ridgefill.capture = capture.get();
-    graph_reserve(std::min<uint32_t>(cparams.n_ubatch, 2*cparams.n_seq_max), cparams.n_seq_max, 1, mctx.get(), true);
-    sched_need_reserve = true;
+    ctx.cparams.ridgefill.capture = capture.get();
+    ctx.graph_reserve(std::min<uint32_t>(ctx.cparams.n_ubatch, 2*ctx.cparams.n_seq_max), ctx.cparams.n_seq_max, 1, mctx.get(), true);
+    ctx.sched_need_reserve = true;
 
     if (!capture->error.empty()) {
         const std::string error = capture->error;
-        cparams.ridgefill.capture = nullptr;
+        ctx.cparams.ridgefill.capture = nullptr;
         capture.reset();
         throw std::runtime_error(error);
     }
@@ -90,7 +88,7 @@ void llama_context::ridgefill_capture(int32_t layer_first) {
 //
 
 int32_t llama_ridgefill_capture(llama_context * ctx, int32_t layer_first) {
-    return llama_ridgefill_guarded<int32_t>(-1, [&]() { ctx->ridgefill_capture(layer_first); return 0; });
+    return llama_ridgefill_guarded<int32_t>(-1, [&]() { ctx->ridgefill.set_capture(layer_first); return 0; });
 }
 
 int32_t llama_ridgefill_n_sites(const llama_context * ctx) {

@@ -51,8 +51,8 @@ static bool is_shared_whole(const llama_kv_cells & cells, llama_seq_id seq_id, l
     });
 }
 
-int32_t llama_context::ridgefill_heal(llama_seq_id seq_id, int32_t n_max) {
-    auto & marks = memory->ridgefill;
+int32_t llama_ridgefill_context::heal(llama_seq_id seq_id, int32_t n_max) {
+    auto & marks = ctx.memory->ridgefill;
 
     // the next row of each sequence, the largest position if it needs none
     std::map<llama_seq_id, llama_pos> next;
@@ -67,17 +67,17 @@ int32_t llama_context::ridgefill_heal(llama_seq_id seq_id, int32_t n_max) {
         }
     }
 
-    const llama_ridgefill_cells kvs(memory.get());
+    const llama_ridgefill_cells kvs(ctx.memory.get());
 
     std::vector<llama_ridgefill_row> rows;
     std::map<llama_seq_id, llama_pos> end;
     int32_t n_seqs = next.size();
     for (const auto & [id, from] : next) {
-        const llama_pos last = memory->seq_pos_max(id);
+        const llama_pos last = ctx.memory->seq_pos_max(id);
         const int32_t   n    = (n_max - (int32_t) rows.size())/n_seqs--;
         for (llama_pos p = from; p <= last && p - from < n; ++p) {
             // a later row sees nothing new but the rows since
-            const bool is_whole = has_cells(kvs, id, kvs.swa && p == from ? window_start(model.hparams, p) : p, p + 1);
+            const bool is_whole = has_cells(kvs, id, kvs.swa && p == from ? window_start(ctx.model.hparams, p) : p, p + 1);
             if ((p > from || seq_id < 0) && (!is_whole || !marks.states[id].contains(p))) {
                 break; // the rows before and other sequences can be healed
             }
@@ -98,18 +98,18 @@ int32_t llama_context::ridgefill_heal(llama_seq_id seq_id, int32_t n_max) {
     if (rows.empty()) {
         return 0;
     }
-    ridgefill_upper(rows);
+    upper(rows);
 
     // all rows before are exact, so these are now; later ones still saw what was filled here
     for (const auto & [id, p_end] : end) {
         marks.filled[id].erase(next[id], p_end);
-        if (p_end > memory->seq_pos_max(id)) {
+        if (p_end > ctx.memory->seq_pos_max(id)) {
             marks.healed_to.erase(id);
         } else {
             marks.healed_to[id] = p_end;
         }
     }
-    ridgefill.counters.n_healed += rows.size();
+    counters.n_healed += rows.size();
 
     return rows.size();
 }

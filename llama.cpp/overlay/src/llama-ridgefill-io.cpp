@@ -149,25 +149,25 @@ template <typename F> static void each_run(const std::vector<int32_t> & cells, s
     }
 }
 
-void llama_context::ridgefill_state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
+void llama_ridgefill_context::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
     if (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) {
         return; // holds no attention cells
     }
-    const auto & marks = memory->ridgefill;
+    const auto & marks = ctx.memory->ridgefill;
     marks.state_write(io, seq_id);
 
     // the device's copy of a state must fit whatever the context keeps when it is put back
-    if (!ridgefill.states || (flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE)) {
+    if (!states || (flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE)) {
         return;
     }
-    ridgefill_update();
+    update();
 
-    const llama_ridgefill_cells kvs(memory.get());
+    const llama_ridgefill_cells kvs(ctx.memory.get());
     const llama_kv_cache & kv = *kvs.base;
 
     // rows before the first approximate one never run again, nor do those that a window has left: the state of a
     // sequence does not hold their cells
-    const auto & hparams = model.hparams;
+    const auto & hparams = ctx.model.hparams;
     const auto is_left = [&](llama_pos pos, llama_seq_id id) {
         return kvs.swa && seq_id >= 0 && llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, pos, kv.seq_pos_max(id));
     };
@@ -193,14 +193,14 @@ void llama_context::ridgefill_state_write(llama_io_write_i & io, llama_seq_id se
         return;
     }
 
-    auto * x = ridgefill.states->x;
+    auto * x = states->x;
     const auto cells = find_rows(kv, ranges);
 
     put(io, MAGIC_STATES);
-    put(io, (int32_t)  cparams.ridgefill.split);
+    put(io, (int32_t)  ctx.cparams.ridgefill.split);
     put(io, (int32_t)  x->type);
     put(io, (uint32_t) x->ne[0]);
-    put(io, (uint64_t) cparams.ridgefill.maps->hash);
+    put(io, (uint64_t) ctx.cparams.ridgefill.maps->hash);
     put(io, (uint32_t) ranges.size());
     put(io, (uint32_t) cells.size());
     for (const auto & r : ranges) {
@@ -221,7 +221,7 @@ static void skip(llama_io_read_i & io, uint64_t size) {
     }
 }
 
-void llama_context::ridgefill_states_read(llama_io_read_i & io, llama_seq_id seq_id) {
+void llama_ridgefill_context::states_read(llama_io_read_i & io, llama_seq_id seq_id) {
     const auto split    = take<int32_t>(io);
     const auto type     = take<int32_t>(io);
     const auto width    = take<uint32_t>(io);
@@ -229,22 +229,22 @@ void llama_context::ridgefill_states_read(llama_io_read_i & io, llama_seq_id seq
     const auto n_ranges = take<uint32_t>(io);
     const auto n_rows   = take<uint32_t>(io);
 
-    if (!llama_ridgefill_states::is_type(type) || width != model.hparams.n_embd) {
-        throw std::runtime_error(format("split states: expected %u values of type f32, f16 or bf16 in a row, found %u of type %d", model.hparams.n_embd, width, type));
+    if (!llama_ridgefill_states::is_type(type) || width != ctx.model.hparams.n_embd) {
+        throw std::runtime_error(format("split states: expected %u values of type f32, f16 or bf16 in a row, found %u of type %d", ctx.model.hparams.n_embd, width, type));
     }
-    if (!ridgefill.states) {
+    if (!states) {
         // rows of this context do not run again
         skip(io, n_ranges*(uint64_t) sizeof(seq_range) + n_rows*(sizeof(llama_token) + (uint64_t) ggml_row_size((ggml_type) type, width)));
         return;
     }
 
-    auto * x = ridgefill.states->x;
+    auto * x = states->x;
     if (type != x->type) {
         throw std::runtime_error(format("split states: expected type %s, found %s", ggml_type_name(x->type), ggml_type_name((ggml_type) type)));
     }
-    if (split != cparams.ridgefill.split || hash != cparams.ridgefill.maps->hash) {
+    if (split != ctx.cparams.ridgefill.split || hash != ctx.cparams.ridgefill.maps->hash) {
         throw std::runtime_error(format("split states: expected split %d and maps %016" PRIx64 ", found %d and %016" PRIx64 " (hint: they fit the maps they were saved with)",
-                    cparams.ridgefill.split, cparams.ridgefill.maps->hash, split, hash));
+                    ctx.cparams.ridgefill.split, ctx.cparams.ridgefill.maps->hash, split, hash));
     }
 
     std::vector<seq_range> ranges;
@@ -254,14 +254,14 @@ void llama_context::ridgefill_states_read(llama_io_read_i & io, llama_seq_id seq
         ranges.push_back({ seq_id < 0 ? last.seq_id : seq_id, last.p0, last.p1 });
     }
 
-    llama_kv_cache & kv = *llama_ridgefill_cells(memory.get()).base;
+    llama_kv_cache & kv = *llama_ridgefill_cells(ctx.memory.get()).base;
     const auto cells = find_rows(kv, ranges);
     if (cells.size() != n_rows) {
         throw std::runtime_error(format("split states: expected %zu rows, found %u", cells.size(), n_rows));
     }
     for (const int32_t cell : cells) {
         const auto token = take<llama_token>(io);
-        if (token < LLAMA_TOKEN_NULL || token >= (llama_token) model.vocab.n_tokens()) {
+        if (token < LLAMA_TOKEN_NULL || token >= (llama_token) ctx.model.vocab.n_tokens()) {
             throw std::runtime_error(format("split states: there is no token %d", token));
         }
         llama_ridgefill_cells::set_token(kv, cell, token);
@@ -269,7 +269,7 @@ void llama_context::ridgefill_states_read(llama_io_read_i & io, llama_seq_id seq
     each_run(cells, x->nb[1], [&](size_t offs, size_t size) { io.read_tensor(x, offs, size); });
 
     for (const auto & r : ranges) {
-        memory->ridgefill.states[r.seq_id].add(r.p0, r.p1, 0);
+        ctx.memory->ridgefill.states[r.seq_id].add(r.p0, r.p1, 0);
     }
 }
 
@@ -283,13 +283,13 @@ static void drop_cells(llama_memory_i & memory, llama_seq_id seq_id) {
     }
 }
 
-void llama_context::ridgefill_state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
+void llama_ridgefill_context::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
     if (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) {
         return;
     }
-    ridgefill_update();
+    update();
 
-    auto & marks = memory->ridgefill;
+    auto & marks = ctx.memory->ridgefill;
     marks.forget(seq_id);
 
     try {
@@ -300,7 +300,7 @@ void llama_context::ridgefill_state_read(llama_io_read_i & io, llama_seq_id seq_
             more = take_magic(io, magic);
         }
         if (more && magic == MAGIC_STATES) {
-            ridgefill_states_read(io, seq_id);
+            states_read(io, seq_id);
             more = take_magic(io, magic);
         }
         if (more) {
@@ -308,7 +308,7 @@ void llama_context::ridgefill_state_read(llama_io_read_i & io, llama_seq_id seq_
         }
     } catch (const std::exception &) {
         io.discard();
-        drop_cells(*memory, seq_id);
+        drop_cells(*ctx.memory, seq_id);
         throw;
     }
 }
@@ -320,20 +320,20 @@ void llama_context::ridgefill_state_read(llama_io_read_i & io, llama_seq_id seq_
 
 static constexpr uint32_t VERSION_FILLED = 0x80000000;
 
-uint32_t llama_context::ridgefill_version(uint32_t version, llama_seq_id seq_id) const {
-    return memory && memory->ridgefill.is_approximate(seq_id) ? version | VERSION_FILLED : version;
+uint32_t llama_ridgefill_context::version(uint32_t version, llama_seq_id seq_id) const {
+    return ctx.memory && ctx.memory->ridgefill.is_approximate(seq_id) ? version | VERSION_FILLED : version;
 }
 
-bool llama_context::ridgefill_is_version(uint32_t found, uint32_t version) {
-    ridgefill.file_is_filled = found == (version | VERSION_FILLED);
-    return found == version || ridgefill.file_is_filled;
+bool llama_ridgefill_context::is_version(uint32_t found, uint32_t version) {
+    file_is_filled = found == (version | VERSION_FILLED);
+    return found == version || file_is_filled;
 }
 
-bool llama_context::ridgefill_is_complete(llama_seq_id seq_id) {
-    if (!ridgefill.file_is_filled || memory->ridgefill.is_approximate(seq_id)) {
+bool llama_ridgefill_context::is_complete(llama_seq_id seq_id) {
+    if (!file_is_filled || ctx.memory->ridgefill.is_approximate(seq_id)) {
         return true;
     }
     LLAMA_LOG_ERROR("RidgeFill: the file has filled cells, and does not say which (hint: it was cut off)\n");
-    drop_cells(*memory, seq_id);
+    drop_cells(*ctx.memory, seq_id);
     return false;
 }

@@ -202,7 +202,7 @@ static void splice(
     // shifts and copies that wait for the next batch
     ctx.sched_reserve();
     ctx.memory_update(false);
-    ctx.ridgefill_update();
+    ctx.ridgefill.update();
     ctx.synchronize();
 
     auto & marks = ctx.get_memory()->ridgefill;

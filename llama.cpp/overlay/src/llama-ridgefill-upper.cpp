@@ -149,13 +149,13 @@ static llama_memory_context_ptr build_memory_context(llama_memory_i * memory, co
     return std::make_unique<llama_kv_cache_context>(kvs.base, slots(*kvs.base), std::vector<llama_ubatch> { ubatch });
 }
 
-void llama_context::ridgefill_upper(const std::vector<llama_ridgefill_row> & rows) {
-    if (!ridgefill.states) {
+void llama_ridgefill_context::upper(const std::vector<llama_ridgefill_row> & rows) {
+    if (!states) {
         throw std::runtime_error("split states are not kept (hint: keep_states of llama_ridgefill_context_params)");
     }
 
-    const llama_kv_cache & kv = *llama_ridgefill_cells(memory.get()).base;
-    auto & marks = memory->ridgefill;
+    const llama_kv_cache & kv = *llama_ridgefill_cells(ctx.memory.get()).base;
+    auto & marks = ctx.memory->ridgefill;
 
     for (const auto & row : rows) {
         if (!marks.states[row.seq_id].contains(row.pos)) {
@@ -163,45 +163,45 @@ void llama_context::ridgefill_upper(const std::vector<llama_ridgefill_row> & row
         }
     }
 
-    sched_reserve();
-    memory_update(false);
-    ridgefill_update();
+    ctx.sched_reserve();
+    ctx.memory_update(false);
+    update();
 
     // callers of the last decode can still read its outputs
-    const auto n_outputs_org = n_outputs;
+    const auto n_outputs_org = ctx.n_outputs;
 
-    for (const auto & part : split_rows(kv, rows, cparams.n_ubatch)) {
-        ridgefill.rows = find_cells(kv, part);
+    for (const auto & part : split_rows(kv, rows, ctx.cparams.n_ubatch)) {
+        upper_cells = find_cells(kv, part);
 
-        const auto ubatch = build_ubatch(kv, part, ridgefill.rows);
-        const auto mctx   = build_memory_context(memory.get(), part, ubatch);
+        const auto ubatch = build_ubatch(kv, part, upper_cells);
+        const auto mctx   = build_memory_context(ctx.memory.get(), part, ubatch);
 
-        n_outputs = std::count_if(part.begin(), part.end(), [](const auto & row) { return row.out >= 0; });
+        ctx.n_outputs = std::count_if(part.begin(), part.end(), [](const auto & row) { return row.out >= 0; });
 
         ggml_status status;
-        cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_UPPER;
-        const auto * res = process_ubatch(ubatch, LLM_GRAPH_TYPE_DEFAULT, mctx.get(), status);
-        cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FULL;
+        ctx.cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_UPPER;
+        const auto * res = ctx.process_ubatch(ubatch, LLM_GRAPH_TYPE_DEFAULT, mctx.get(), status);
+        ctx.cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FULL;
 
         if (!res) {
-            n_outputs = n_outputs_org;
+            ctx.n_outputs = n_outputs_org;
             const std::string why = llama_ridgefill_get_error();
             throw std::runtime_error(why.empty() ? format("failed to compute %zu rows, status %d", part.size(), (int) status) : why);
         }
 
-        if (auto * t_logits = n_outputs == 0 ? nullptr : res->get_logits()) {
-            const int64_t n_vocab = model.vocab.n_tokens();
-            auto * backend = ggml_backend_sched_get_tensor_backend(sched.get(), t_logits);
+        if (auto * t_logits = ctx.n_outputs == 0 ? nullptr : res->get_logits()) {
+            const int64_t n_vocab = ctx.model.vocab.n_tokens();
+            auto * backend = ggml_backend_sched_get_tensor_backend(ctx.sched.get(), t_logits);
             size_t i = 0;
             for (const auto & row : part) {
                 if (row.out >= 0) {
-                    ggml_backend_tensor_get_async(backend, t_logits, logits.data + row.out*n_vocab, i++*n_vocab*sizeof(float), n_vocab*sizeof(float));
+                    ggml_backend_tensor_get_async(backend, t_logits, ctx.logits.data + row.out*n_vocab, i++*n_vocab*sizeof(float), n_vocab*sizeof(float));
                 }
             }
         }
     }
 
-    n_outputs = n_outputs_org;
+    ctx.n_outputs = n_outputs_org;
 }
 
 // after rows have run again: rows that ran before and behind the first filled one still come from what it held
@@ -234,11 +234,11 @@ static llama_ridgefill_ranges find_able(llama_memory_i * memory, llama_seq_id se
 }
 
 // the prompts that the batch has ended: the selected rows of all of them, then their tails
-bool llama_context::ridgefill_finish() {
-    if (ridgefill.finishing.empty()) {
+bool llama_ridgefill_context::finish() {
+    if (finishing.empty()) {
         return true;
     }
-    auto & marks = memory->ridgefill;
+    auto & marks = ctx.memory->ridgefill;
 
     struct prompt {
         llama_pos              p_tail;
@@ -250,37 +250,37 @@ bool llama_context::ridgefill_finish() {
 
     try {
         std::vector<llama_ridgefill_row> rows;
-        for (const auto & it : ridgefill.finishing) {
+        for (const auto & it : finishing) {
             const llama_seq_id seq_id = it.first;
-            const auto & selection = ridgefill.selections.at(seq_id);
+            const auto & selection = selections.at(seq_id);
             auto & cur = prompts[seq_id];
             cur.p_tail   = std::max(0, selection.n_prompt - selection.tail);
             cur.from     = marks.approximate_from(seq_id);
-            cur.selected = selection.choose(find_able(memory.get(), seq_id, cur.p_tail));
+            cur.selected = selection.choose(find_able(ctx.memory.get(), seq_id, cur.p_tail));
             for (const llama_pos p : cur.selected) {
                 rows.push_back({ seq_id, p });
             }
         }
-        ridgefill_upper(rows);
+        upper(rows);
         for (const auto & row : rows) {
             marks.filled[row.seq_id].erase(row.pos, row.pos + 1);
             prompts[row.seq_id].rerun.add(row.pos, row.pos + 1, 0);
         }
-        ridgefill.counters.n_selected += rows.size();
+        counters.n_selected += rows.size();
 
         rows.clear();
-        for (const auto & [seq_id, outputs] : ridgefill.finishing) {
+        for (const auto & [seq_id, outputs] : finishing) {
             std::map<llama_pos, int64_t> out;
             for (const auto & it : outputs) {
                 out[it.pos] = it.row;
             }
-            for (llama_pos p = prompts[seq_id].p_tail; p < ridgefill.selections.at(seq_id).n_prompt; ++p) {
+            for (llama_pos p = prompts[seq_id].p_tail; p < selections.at(seq_id).n_prompt; ++p) {
                 if (marks.is_pending(seq_id, p)) {
                     rows.push_back({ seq_id, p, out.count(p) ? out[p] : -1 });
                 }
             }
         }
-        ridgefill_upper(rows);
+        upper(rows);
         for (const auto & row : rows) {
             marks.filled[row.seq_id].erase(row.pos, row.pos + 1);
             prompts[row.seq_id].rerun.add(row.pos, row.pos + 1, 0);
@@ -288,21 +288,21 @@ bool llama_context::ridgefill_finish() {
     } catch (const std::exception & err) {
         llama_ridgefill_set_error(err.what());
         for (const auto & [seq_id, cur] : prompts) {
-            llama_memory_seq_rm(memory.get(), seq_id, cur.p_tail, -1);
-            ridgefill.selections.erase(seq_id);
+            llama_memory_seq_rm(ctx.memory.get(), seq_id, cur.p_tail, -1);
+            selections.erase(seq_id);
         }
-        ridgefill.finishing.clear();
+        finishing.clear();
         return false;
     }
 
     for (auto & [seq_id, cur] : prompts) {
-        auto & selection = ridgefill.selections.at(seq_id);
+        auto & selection = selections.at(seq_id);
         mark_approximate(marks, seq_id, cur.from, cur.rerun, selection.n_prompt);
         selection.tensors.clear();
-        ridgefill.selected      = std::move(cur.selected);
-        ridgefill.selected_last = std::move(selection);
-        ridgefill.selections.erase(seq_id);
+        selected      = std::move(cur.selected);
+        selected_last = std::move(selection);
+        selections.erase(seq_id);
     }
-    ridgefill.finishing.clear();
+    finishing.clear();
     return true;
 }

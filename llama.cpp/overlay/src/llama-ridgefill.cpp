@@ -120,17 +120,17 @@ llama_ridgefill_context_params llama_ridgefill_default_context_params(void) {
 }
 
 int32_t llama_set_ridgefill(llama_context * ctx, llama_ridgefill * maps, llama_ridgefill_context_params params) {
-    return llama_ridgefill_guarded<int32_t>(-1, [&]() { return ctx->set_ridgefill(maps, params); });
+    return llama_ridgefill_guarded<int32_t>(-1, [&]() { return ctx->ridgefill.set(maps, params); });
 }
 
 bool llama_ridgefill_can_keep_states(const llama_context * ctx) {
-    const std::string why = ctx->ridgefill_states_conflict();
+    const std::string why = ctx->ridgefill.states_conflict();
     llama_ridgefill_set_error(why, false);
     return why.empty();
 }
 
 int32_t llama_ridgefill_ctx_split(const llama_context * ctx) {
-    return ctx->ridgefill_split();
+    return ctx->ridgefill.split();
 }
 
 llama_ridgefill_counters llama_ridgefill_get_counters(const llama_context * ctx) {
@@ -201,7 +201,7 @@ static llama_ridgefill_ranges to_ranges(const llama_ridgefill_range * ranges, in
 void llama_ridgefill_check_seq(const llama_context * ctx, llama_seq_id seq_id) {
     const auto & cparams = ctx->get_cparams();
     const llama_seq_id n_seq_max = cparams.kv_unified ? LLAMA_MAX_SEQ : cparams.n_seq_max;
-    if (!ctx->ridgefill_marks() || seq_id < 0 || seq_id >= n_seq_max) {
+    if (!ctx->ridgefill.marks() || seq_id < 0 || seq_id >= n_seq_max) {
         throw std::runtime_error(format("there is no sequence %d, expected one in [0, %d)", seq_id, n_seq_max));
     }
 }
@@ -209,16 +209,16 @@ void llama_ridgefill_check_seq(const llama_context * ctx, llama_seq_id seq_id) {
 int32_t llama_ridgefill_seq_mark(llama_context * ctx, llama_seq_id seq_id, const llama_ridgefill_range * ranges, int32_t n) {
     return llama_ridgefill_guarded<int32_t>(-1, [&]() {
         llama_ridgefill_check_seq(ctx, seq_id);
-        auto * marks = ctx->ridgefill_marks();
+        auto * marks = ctx->ridgefill.marks();
         const auto & cparams = ctx->get_cparams();
         if (n == 0) {
             marks->plan.erase(seq_id);
             return 0;
         }
-        if (ctx->ridgefill_split() < 0) {
+        if (ctx->ridgefill.split() < 0) {
             throw std::runtime_error("no maps are set (hint: llama_set_ridgefill)");
         }
-        if (const auto why = llama_ridgefill_conflict(cparams, ctx->has_adapters()); !why.empty()) {
+        if (const auto why = llama_ridgefill_conflict(cparams, ctx->ridgefill.has_adapters()); !why.empty()) {
             throw std::runtime_error(why);
         }
         marks->plan[seq_id] = to_ranges(ranges, n);
@@ -229,7 +229,7 @@ int32_t llama_ridgefill_seq_mark(llama_context * ctx, llama_seq_id seq_id, const
 llama_pos llama_ridgefill_seq_reusable(
         const llama_context * ctx, llama_seq_id seq_id, const llama_ridgefill_range * ranges, int32_t n, llama_pos n_past) {
     return llama_ridgefill_guarded<llama_pos>(-1, [&]() {
-        const auto * marks = ctx->ridgefill_marks();
+        const auto * marks = ctx->ridgefill.marks();
         if (!marks) {
             return n_past;
         }
@@ -240,7 +240,7 @@ llama_pos llama_ridgefill_seq_reusable(
 }
 
 int32_t llama_ridgefill_seq_n_filled(const llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
-    const auto * marks = ctx->ridgefill_marks();
+    const auto * marks = ctx->ridgefill.marks();
     if (!marks) {
         return 0;
     }
@@ -291,8 +291,8 @@ int32_t llama_ridgefill_seq_select(
             }
             for (size_t i = 0; i < params.n_heads; ++i) {
                 const auto & it = params.heads[i];
-                if (it.layer < 0 || it.layer >= ctx->ridgefill_split() || it.head < -1 || it.head >= (int32_t) hparams.n_head(it.layer)) {
-                    throw std::runtime_error(format("expected heads that exist in layers below the split %d, found %d.%d", ctx->ridgefill_split(), it.layer, it.head));
+                if (it.layer < 0 || it.layer >= ctx->ridgefill.split() || it.head < -1 || it.head >= (int32_t) hparams.n_head(it.layer)) {
+                    throw std::runtime_error(format("expected heads that exist in layers below the split %d, found %d.%d", ctx->ridgefill.split(), it.layer, it.head));
                 }
                 cur.heads.push_back(it);
             }
@@ -336,7 +336,7 @@ int32_t llama_ridgefill_seq_upper(llama_context * ctx, llama_seq_id seq_id, cons
         for (int32_t i = 0; i < n; ++i) {
             rows.push_back({ seq_id, pos[i] });
         }
-        ctx->ridgefill_upper(rows);
+        ctx->ridgefill.upper(rows);
         ctx->ridgefill.counters.n_selected += n;
         return n;
     });
@@ -348,6 +348,6 @@ int32_t llama_ridgefill_seq_heal(llama_context * ctx, llama_seq_id seq_id, int32
         if (n_max < 1) {
             throw std::runtime_error(format("expected a number of rows of at least 1, found %d", n_max));
         }
-        return ctx->ridgefill_heal(seq_id, n_max);
+        return ctx->ridgefill.heal(seq_id, n_max);
     });
 }
