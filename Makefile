@@ -1,13 +1,14 @@
 # Every target sets up what it needs under build/: a virtual environment, the engine, the models.
 #
-#   make demo          calibrate a small model, start the server, measure
-#   make serve         start the server with the demo's model and maps
+#   make demo          calibrate a small model, measure, ask the server: some minutes
+#   make serve         start the server with the demo's model and its ready maps
 #   make test          unit, C++ and server tests
 #   make lint          ruff and mypy
 #   make build         the package with the engine, in build/venv
 #   make wheel         a wheel in dist/
 #   make bench-models  the larger model that benchmarks use
-#   make bench         the README's measurements, appended to benchmarks/results/
+#   make bench         time, needles and loss of both models, appended to benchmarks/results/
+#   make bench-selected  the same for low splits with selected rows
 #   make clean         remove build/ and dist/
 #
 # CMAKE_ARGS="-DGGML_CUDA=ON ..." passes options to llama.cpp.
@@ -106,17 +107,17 @@ bench-models: models $(MODELS)/qwen2.5-coder-0.5b.gguf
 #
 
 demo: $(VENV)/.package $(MODELS)/smollm2.gguf
-	$(PY) -m pyridgefill.demo
+	scripts/demo.sh $(PY) $(MODELS)/smollm2.gguf $(BUILD)/demo
 
 serve: $(VENV)/.package $(MODELS)/smollm2.gguf
-	$(PY) -m pyridgefill.demo --serve
+	$(PY) -m pyridgefill serve $(MODELS)/smollm2.gguf
 
 bench: bench-models
-	mkdir -p benchmarks/results
-	$(PY) -m pyridgefill.demo --model $(MODELS)/smollm2.gguf --folder $(BUILD)/bench --split 20 --needles 20 \
-		--append benchmarks/results/smollm2.jsonl
-	$(PY) -m pyridgefill.demo --model $(MODELS)/qwen2.5-coder-0.5b.gguf --folder $(BUILD)/bench --split 16 --needles 20 \
-		--append benchmarks/results/qwen2.5-coder-0.5b.jsonl
+	mkdir -p benchmarks/results $(BUILD)/bench
+	scripts/measure.sh $(VENV)/bin/pyridgefill $(MODELS)/smollm2.gguf $(BUILD)/bench \
+		benchmarks/results/smollm2-bench.jsonl 20
+	scripts/measure.sh $(VENV)/bin/pyridgefill $(MODELS)/qwen2.5-coder-0.5b.gguf $(BUILD)/bench \
+		benchmarks/results/qwen2.5-coder-0.5b-bench.jsonl 16
 
 # selected rows: maps with low splits and their retrieval heads, then speed, retrieval and far-context loss
 bench-selected: bench-models

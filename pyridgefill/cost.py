@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from gguf import LlamaFileType
 
+from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import ModelError
+from pyridgefill.maps import MapSet, read_maps
+from pyridgefill.maps.base import model_shards
 from pyridgefill.maps.gguf_file import GGUFFile
-from pyridgefill.maps.model import MapSet
 
 _PROJECTION = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 
@@ -56,10 +59,13 @@ class CostModel:
         weights = n_prompt * sum(sum(layer.values()) for layer in self.weights.values())
         return Work(weights, positions * sum(self.attention.values()), 0.0, self.output)
 
-    def filled(self, n_prompt: int, maps: MapSet, split: int, ranges: list[tuple[int, int]]) -> Work:
+    def filled(
+        self, n_prompt: int, maps: MapSet, split: int, ranges: list[tuple[int, int]], n_selected: int = 0
+    ) -> Work:
         """Multiply-adds when the rows in `ranges` are filled.
 
         These run the layers below the split, the memory write of layer `split` and the maps; the others run all.
+        `n_selected` of the rows in `ranges`, spread evenly, run the layers above as well.
         """
         is_filled = np.zeros(n_prompt, dtype=bool)
         for start, end in ranges:
@@ -89,6 +95,12 @@ class CostModel:
             for part in (item.weight, item.weight_a, item.weight_b)
             if part is not None
         )
+        if n_selected:
+            upper = [layer for layer in self.weights if layer not in lower]
+            weights += n_selected * sum(full[layer] for layer in upper)
+            attention += (
+                n_selected / n_filled * (everywhere - tail_only) * sum(self.attention[layer] for layer in upper)
+            )
         return Work(weights, attention, n_filled * per_row, self.output)
 
 
@@ -100,11 +112,11 @@ def cost_model(model_path: str | os.PathLike[str]) -> CostModel:
     ModelError
         For models with recurrent layers, whose state updates this does not count.
     """
-    file = GGUFFile(Path(model_path), ModelError)
-    arch = file.text("general.architecture")
+    shards = [GGUFFile(path, ModelError) for path in model_shards(Path(model_path))]
+    arch = shards[0].text("general.architecture")
 
     def value(key: str, default: float | None = None) -> float:
-        return file.numbers(f"{arch}.{key}", default)[0]
+        return shards[0].numbers(f"{arch}.{key}", default)[0]
 
     n_head, n_embd = value("attention.head_count"), value("embedding_length")
     key_length = value("attention.key_length", n_embd / n_head)
@@ -112,7 +124,7 @@ def cost_model(model_path: str | os.PathLike[str]) -> CostModel:
     used = value("expert_used_count", 0.0) / max(1.0, value("expert_count", 0.0))
     weights: dict[int, dict[str, float]] = defaultdict(dict)
     output = 0.0
-    for tensor in file.tensors.values():
+    for tensor in [tensor for shard in shards for tensor in shard.tensors.values()]:
         size = float(np.prod(tensor.dims))
         match = _PROJECTION.fullmatch(tensor.name)
         if match and len(tensor.dims) > 1:
@@ -123,3 +135,37 @@ def cost_model(model_path: str | os.PathLike[str]) -> CostModel:
             output = size
     attention = dict.fromkeys(weights, n_head * (key_length + value_length))
     return CostModel(dict(weights), attention, output)
+
+
+def bound_ratio(model_path: str | os.PathLike[str], config: RidgeFillConfig, n_prompt: int, n_selected: int) -> float:
+    """How many times more multiply-adds an exact prompt is than a filled one: the speed-up that the work allows.
+
+    Parameters
+    ----------
+    model_path
+        The model's GGUF.
+    config
+        Maps, split, sink and tail.
+    n_prompt, n_selected
+        Tokens of the prompt, and rows that are selected among those between sink and tail.
+
+    Raises
+    ------
+    ModelError
+        As `cost_model`.
+    """
+    costs = cost_model(model_path)
+    assert config.split is not None
+    ranges = [(config.sink or 0, n_prompt - (config.tail or 0))]
+    filled = costs.filled(n_prompt, read_maps(Path(str(config.maps))), config.split, ranges, n_selected)
+    return costs.exact(n_prompt).total / filled.total
+
+
+def quantization(model_path: str | os.PathLike[str]) -> str:
+    """How a model's weights are stored, like `Q4_K_M`; empty if its file does not say."""
+    file = GGUFFile(model_shards(Path(model_path))[0], ModelError)
+    if "general.file_type" not in file.types:
+        return ""
+    number = file.whole("general.file_type")
+    known = number in set(LlamaFileType)
+    return LlamaFileType(number).name.removeprefix("MOSTLY_") if known else str(number)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 
 from pyridgefill._library import installed_folder
+from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import NativeError
 
 
@@ -30,6 +32,26 @@ def program_path(name: str) -> Path:
     if not path.is_file():
         raise NativeError(f"{path}: no such program", "install the package with pip, or set RIDGEFILL_BIN_PATH")
     return path
+
+
+def fill_options(config: RidgeFillConfig) -> list[str]:
+    """The server's options for settings that are given; settings that are None are the maps file's."""
+    options = {
+        "maps": config.maps,
+        "split": config.split,
+        "tail": config.tail,
+        "sink": config.sink,
+        "min-prompt": config.min_prompt,
+        "select": config.select,
+    }
+    if config.select == "attention":
+        options |= {
+            "budget": None if config.budget is None else f"{config.budget:g}",
+            "heads": ",".join(f"{layer}.{head}" for layer, head in config.heads) or None,
+            "pool": config.pool and ",".join(map(str, config.pool)),
+        }
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    return [part for name, value in given.items() for part in (f"--ridgefill-{name}", value)]
 
 
 class Server:
@@ -84,6 +106,14 @@ class Server:
         """Post to `/completion` and return the answer; an error status raises `httpx.HTTPStatusError`."""
         answer: dict[str, Any] = self.client.post("/completion", json=body).raise_for_status().json()
         return answer
+
+    def stream(self, **body: Any) -> Iterator[dict[str, Any]]:
+        """Post to `/completion` and yield the events of the answer as they come; the last one has `timings`."""
+        with self.client.stream("POST", "/completion", json={**body, "stream": True}) as answer:
+            answer.raise_for_status()
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    yield json.loads(line.removeprefix("data: "))
 
     def close(self) -> None:
         """Stop the server; safe to call twice."""

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from pyridgefill import __version__
+from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.intervals import wilson
 from pyridgefill.evaluation.run.found import FarLosses, Scores, Speed
 from pyridgefill.evaluation.run.lab import model_cell
@@ -21,6 +22,7 @@ from pyridgefill.evaluation.tasks.far_loss import DEFAULT_THRESHOLD, default_nea
 from pyridgefill.maps import BaseModel
 from pyridgefill.selection.point import Point
 from pyridgefill.selection.recommend import SAME_SPEED
+from pyridgefill.server import fill_options
 from pyridgefill.tuning.sweep import Measured, Numbers, Sweep
 
 FORMAT = 1
@@ -116,19 +118,17 @@ def server_command(sweep: Sweep, best: Measured) -> list[str]:
     """`llama-server` with the recommended setting; paths as they were given."""
     assert best.point is not None
     assert best.maps is not None
-    point, maps = best.point, sweep.store.path(best.maps)
-    options = {
-        "-m": str(sweep.lab.model),
-        "--ridgefill-maps": str(maps),
-        "--ridgefill-split": str(point.split),
-        "--ridgefill-tail": str(point.tail),
-        "--ridgefill-sink": str(sweep.shape.sink),
-        "--ridgefill-select": point.select,
-    }
-    if point.budget:
-        options["--ridgefill-budget"] = f"{point.budget:g}"
-        options["--ridgefill-heads"] = ",".join(f"{layer}.{head}" for layer, head in best.heads)
-    return ["llama-server", *(part for option in options.items() for part in option)]
+    point = best.point
+    config = RidgeFillConfig(
+        sweep.store.path(best.maps),
+        split=point.split,
+        tail=point.tail,
+        sink=sweep.shape.sink,
+        select=point.select,
+        budget=point.budget or None,
+        heads=best.heads,
+    )
+    return ["llama-server", "-m", str(sweep.lab.model), *fill_options(config)]
 
 
 def _find(sweep: Sweep, point: Point) -> Measured:

@@ -12,6 +12,8 @@ from support import maps, paths, spelling
 from support.families import FAMILIES
 
 from pyridgefill.cli.main import run
+from pyridgefill.config import RidgeFillConfig
+from pyridgefill.cost import bound_ratio
 
 CTX, TAIL, SINK = 400, 100, 4
 
@@ -88,3 +90,41 @@ def test_runs_are_counted_and_kept(workshop: Any, tmp_path: Path, select: str) -
     assert (result["selection_overhead"] is None) == (select == "none")
     assert run([*map(str, arguments)]) == 0
     assert results.read_text().splitlines() == [line], "what the file has is not run again"
+
+
+@pytest.mark.parametrize("through", [[], ["--server"]])
+def test_lines_say_what_was_measured(model: Path, identity: Path, tmp_path: Path, through: list[str]) -> None:
+    results = tmp_path / "results.jsonl"
+    heads = ["--select", "attention", "--budget", 0.1, "--heads", "0.0", "--queries", 512]
+    arguments = command(
+        model, identity, "--ctx", CTX, "--tail", TAIL, "--sink", SINK, *heads, "--json", results, *through
+    )
+    assert run(arguments) == 0
+    (line,) = map(json.loads, results.read_text().splitlines())
+    cell, result, info = line["cell"], line["result"], line["info"]
+    assert (cell["ctx"], cell["tail"], cell["sink"], cell["repeats"]) == (CTX, TAIL, SINK, 2)
+    assert (cell["select"], cell["budget"]) == ("attention", 0.1)
+    assert cell.get("through") == ("server" if through else None)
+    n_filled = CTX - TAIL - SINK
+    assert (result["n_filled"], result["n_selected"], result["cached"]) == (n_filled, round(0.1 * n_filled), 0)
+    assert len(result["seconds"]["exact"]) == len(result["seconds"]["fill"]) == len(result["ratios"]) == 2
+    assert 1 < result["bound"] < 2
+    assert info["machine"]["threads"] == 1
+    said = {"n_layer", "quantization", "kv_type", "flash_attention", "n_ubatch", "n_batch", "device", "command"}
+    assert said <= info.keys()
+    assert run(arguments) == 0
+    assert len(results.read_text().splitlines()) == 1, "what the file has is not run again"
+
+
+def test_lines_on_standard_output(model: Path, identity: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command(model, identity, "--ctx", CTX, "--tail", TAIL, "--sink", SINK, "--json", "-")) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["cell"]["task"] == "ttft"
+
+
+def test_selected_rows_are_more_work(model: Path, identity: Path) -> None:
+    config = RidgeFillConfig(identity, split=FAMILIES["llama"].split, sink=SINK, tail=TAIL)
+    n_filled = CTX - TAIL - SINK
+    bounds = [bound_ratio(model, config, CTX, count) for count in (0, 30, n_filled)]
+    assert bounds[0] > bounds[1] > bounds[2]
+    assert bounds[2] <= 1

@@ -17,7 +17,7 @@ ORDER = [
     *("errors", "files", "words", "machine", "defaults", "maps"),
     *("_library", "_native", "engine", "spans", "config", "fill", "llama", "server", "chat", "models", "cost"),
     *("calibration", "evaluation.intervals", "evaluation.prompts", "evaluation.run", "evaluation.tasks"),
-    *("selection", "calibrator", "tuning", "report", "card", "demo", "cli", "__main__"),
+    *("selection", "calibrator", "tuning", "report", "card", "cli", "__main__"),
 ]
 
 

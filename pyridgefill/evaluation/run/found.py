@@ -252,6 +252,10 @@ class Speed:
     filled_seconds
         Of each `plain` run, or `fill` run where nothing selects, the part in which rows were filled; empty where a
         device may work on while the program goes on.
+    bound
+        How many times more multiply-adds an exact prompt is than a filled one; None where they cannot be counted.
+    cached
+        Prompt tokens that were not run: 0, or the run ends with an error; None in lines of earlier releases.
     """
 
     ratio: float
@@ -261,6 +265,8 @@ class Speed:
     n_selected: int
     seconds: dict[str, tuple[float, ...]]
     filled_seconds: tuple[float, ...] = ()
+    bound: float | None = None
+    cached: int | None = None
 
 
 RESULTS: dict[str, type] = {
