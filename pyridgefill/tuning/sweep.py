@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from pyridgefill.config import RidgeFillConfig
 from pyridgefill.evaluation.run.exact import EXACT
-from pyridgefill.evaluation.run.filled import Filled
 from pyridgefill.evaluation.run.found import Divergence, FarLosses, Scores, Speed
 from pyridgefill.evaluation.run.lab import Lab
 from pyridgefill.evaluation.run.settings import resolve
@@ -172,7 +171,7 @@ class Sweep:
     def _sweep(self, tail: int, families: list[list[Point]], maps: dict[str, Any]) -> None:
         points = [point for family in families for point in family]
         configs = {point: self._config(point, maps) for point in points}
-        variants: dict[Point, Way] = {point: Filled("fill", config) for point, config in configs.items()}
+        variants: dict[Point, Way] = {point: Way("fill", config) for point, config in configs.items()}
         tasks = self._diagnostics(tail)
         sizes = tasks.size
         per_point = sizes + self.plan.effort.repeats * len(self.plan.effort.lengths)
@@ -197,7 +196,7 @@ class Sweep:
         for role, other in self.plan.grid.neighbours(point):
             made = self.store.get((point.split,), other.target, other.rank, other.weight_type, heads)
             others.append((role, other, made, self._config(other, made)))
-        variants: list[Way] = [Filled("fill", config) for *_, config in others]
+        variants: list[Way] = [Way("fill", config) for *_, config in others]
         config = self._config(point, maps)
         # rows of a neutral text cannot run again: that baseline goes without selection
         plain = [name for name in self.plan.baselines if name == "neutral-filler"]

@@ -18,7 +18,6 @@ from pyridgefill.config import RidgeFillConfig
 from pyridgefill.errors import ModelError, RidgeFillError
 from pyridgefill.evaluation.run.dropped import Dropped
 from pyridgefill.evaluation.run.exact import EXACT
-from pyridgefill.evaluation.run.filled import Filled
 from pyridgefill.evaluation.run.session import Session
 from pyridgefill.evaluation.run.spliced import Splice, Spliced, States, make_splices
 from pyridgefill.evaluation.run.way import Way
@@ -66,7 +65,7 @@ def everything(session: Session, name: str, into: str) -> Splice:
 
 def test_parts_of_noise(workshop: Any, tmp_path: Path, family: str) -> None:
     with session_of(workshop.model(family)) as session:
-        noise = spliced(Filled("fill", config(workshop, family, "poison")), tmp_path)
+        noise = spliced(Way("fill", config(workshop, family, "poison")), tmp_path)
         plain_exact = Spliced(EXACT, None, noise.states)
         exact = logits_of(session, plain_exact)
         filled = logits_of(session, noise)
@@ -88,7 +87,7 @@ def test_parts_of_noise(workshop: Any, tmp_path: Path, family: str) -> None:
 
 def test_an_oracle_loses_nothing(workshop: Any, tmp_path: Path, family: str) -> None:
     with session_of(workshop.oracle(family, FAMILIES[family].n_layer - 1)) as session:
-        right = spliced(Filled("fill", config(workshop, family, "identity")), tmp_path)
+        right = spliced(Way("fill", config(workshop, family, "identity")), tmp_path)
         exact = Spliced(EXACT, None, right.states)
         exact.start(session)
         losses = token_losses(session, PROMPT, TAIL, exact)
@@ -102,7 +101,7 @@ def test_an_oracle_loses_nothing(workshop: Any, tmp_path: Path, family: str) -> 
 
 def test_what_a_splice_cannot_measure(workshop: Any, tmp_path: Path) -> None:
     plain = config(workshop, "llama", "identity")
-    for refused in (Dropped("drop", plain), Filled("fill", replace(plain, select="stride"))):
+    for refused in (Dropped("drop", plain), Way("fill", replace(plain, select="stride"))):
         with pytest.raises(ModelError, match="all rows filled"):
             spliced(refused, tmp_path)
     with session_of(workshop.model("llama")) as session:
@@ -112,8 +111,8 @@ def test_what_a_splice_cannot_measure(workshop: Any, tmp_path: Path) -> None:
             with pytest.raises(ModelError, match=f"logits of {n_logits} rows of a prompt of {len(prompt)}"):
                 exact.prefill(session, prompt, n_logits)
         with pytest.raises(ModelError, match=r"the plan fills \[\(64, 255\)\], expected \[\(64, 256\)\]"):
-            logits_of(session, spliced(Filled("fill", replace(plain, tail=TAIL + 1)), tmp_path))
-        filled = spliced(Filled("fill", plain), tmp_path)
+            logits_of(session, spliced(Way("fill", replace(plain, tail=TAIL + 1)), tmp_path))
+        filled = spliced(Way("fill", plain), tmp_path)
         with pytest.raises(RidgeFillError, match="no layer from 4 to 7 has a recurrent state"):
             logits_of(session, filled.of(Splice("fill", ("state",), 4, 7)))
 

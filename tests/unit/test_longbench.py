@@ -9,6 +9,7 @@ from letters import Letters, chat
 from support.longbench import record
 
 from pyridgefill.errors import CorpusError, ModelError
+from pyridgefill.evaluation.prompts.layout import Shape
 from pyridgefill.evaluation.tasks.longbench import make_choice, read_longbench, summarise_choices
 
 LETTERS = Letters()
@@ -42,7 +43,7 @@ def test_bad_files(tmp_path, text, message) -> None:
 
 @pytest.mark.parametrize("template", [chat, None])
 def test_the_middle_of_long_texts_is_cut_out(template) -> None:
-    choice = make_choice(LETTERS, template, record(1), n_prompt=1500, tail=400)
+    choice = make_choice(Shape(LETTERS, template, 1500, 0, 400), record(1))
     text = LETTERS.text(choice.tokens)
     assert len(choice.tokens) == 1500
     assert choice.dropped > 1000
@@ -51,18 +52,18 @@ def test_the_middle_of_long_texts_is_cut_out(template) -> None:
     assert text.endswith("The correct answer is (")
     tail = LETTERS.text(choice.tokens[-400:])
     assert "Who keeps bees in house 1?\nChoices:\n(A) Anna\n(B) Bert\n(C) Carla\n(D) Dirk" in tail
-    whole = make_choice(LETTERS, template, record(1), n_prompt=9000, tail=400)
+    whole = make_choice(Shape(LETTERS, template, 9000, 0, 400), record(1))
     assert whole.dropped == 0
     assert len(whole.tokens) < 9000
     assert len(whole.tokens) == 1500 + choice.dropped
     with pytest.raises(ModelError, match="the tail 50"):
-        make_choice(LETTERS, template, record(1), n_prompt=1500, tail=50)
+        make_choice(Shape(LETTERS, template, 1500, 0, 50), record(1))
     with pytest.raises(ModelError, match="which leaves none for the text"):
-        make_choice(LETTERS, template, record(1), n_prompt=50, tail=400)
+        make_choice(Shape(LETTERS, template, 50, 0, 400), record(1))
 
 
 def test_scores() -> None:
-    choices = [make_choice(LETTERS, chat, record(i), n_prompt=1500, tail=400) for i in range(8)]
+    choices = [make_choice(Shape(LETTERS, chat, 1500, 0, 400), record(i)) for i in range(8)]
     alone = summarise_choices(choices, "ABCDABCA", [0] * 8, None, 0)
     assert alone.right == (True,) * 7 + (False,)
     assert (alone.hits, alone.prompts) == (7, 8)

@@ -54,28 +54,27 @@ class Frame:
     head: tuple[int, ...]
     foot: tuple[int, ...]
 
-    def check(self, tail: int) -> None:
-        """Raise a ModelError if what follows the text does not fit the tail."""
-        if len(self.foot) > tail:
-            raise ModelError(f"the question has {len(self.foot)} tokens, the tail {tail}", "ask for a longer tail")
 
-
-def make_frame(
-    tokenizer: Tokenizer, chat: ChatFormatter | None, *, request: str, question: str, answer: str, label: str
-) -> Frame:
-    """Render a request around a text.
+def make_frame(shape: Shape, *, request: str, question: str, answer: str, label: str) -> Frame:
+    """Render a request around a text; without a chat template the prompt is plain text.
 
     Parameters
     ----------
-    tokenizer, chat
-        The model's; without a chat template the prompt is plain text.
+    shape
+        Of the prompt.
     request, question
         Stand before and after the text.
     answer
         The start of the answer, the end of the prompt.
     label
         Stands before `answer` where there is no chat template.
+
+    Raises
+    ------
+    ModelError
+        If what follows the text does not fit the tail.
     """
+    tokenizer, chat = shape.tokenizer, shape.chat
     content = f"{request}\n\n{_MARK}\n\n{question}"
     rendered = f"{content}\n\n{label}" if chat is None else chat([{"role": "user", "content": content}], [])
     head, foot = (rendered + answer).split(_MARK)
@@ -83,7 +82,10 @@ def make_frame(
     tokens = tokenizer.tokenize(head, parse_special=True)
     # templates may write the BOS that each prompt gets anyway
     head_tokens = bos + tokens[len(bos) if bos and tokens[:1] == bos else 0 :]
-    return Frame(tuple(head_tokens), tuple(tokenizer.tokenize(foot, parse_special=True)))
+    frame = Frame(tuple(head_tokens), tuple(tokenizer.tokenize(foot, parse_special=True)))
+    if len(frame.foot) > shape.tail:
+        raise ModelError(f"the question has {len(frame.foot)} tokens, the tail {shape.tail}", "ask for a longer tail")
+    return frame
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,9 @@ def find_region(group: str, frame: Frame, shape: Shape) -> Region:
     Raises
     ------
     ModelError
-        If the group is not known, or what follows the text does not fit the tail.
+        If the group is not known.
     """
     n_prompt, sink, tail = shape.n_prompt, shape.sink, shape.tail
-    frame.check(tail)
     head, foot = len(frame.head), n_prompt - len(frame.foot)
     if group == "filled":
         return Region(max(sink, head), n_prompt - tail)
@@ -207,8 +208,7 @@ def lay_out(
     values, any_of
         What the answer must contain.
     """
-    frame = make_frame(shape.tokenizer, shape.chat, request=request, question=question, answer=answer, label="Answer: ")
-    frame.check(shape.tail)
+    frame = make_frame(shape, request=request, question=question, answer=answer, label="Answer: ")
     region = Region(max(shape.sink, len(frame.head)), shape.n_prompt - shape.tail - 1)
     starts = spread(region, [*map(len, pieces)], depths)
     return Prompt(

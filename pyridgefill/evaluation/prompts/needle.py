@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyridgefill.calibration.chunks import Tokenizer
 from pyridgefill.errors import ModelError
 from pyridgefill.evaluation.prompts.kinds import KINDS, Kind
-from pyridgefill.evaluation.prompts.layout import Frame, Shape, assemble, find_region, make_frame, spread
+from pyridgefill.evaluation.prompts.layout import Frame, Shape, assemble, even_depths, find_region, make_frame, spread
 from pyridgefill.evaluation.prompts.prompt import Prompt
 from pyridgefill.evaluation.prompts.text import token_windows
 
@@ -119,7 +119,7 @@ def make_keyed_texts(
         frames = [needle_frame(shape, made, name) for name in names]
         longest = max(frames, key=lambda frame: len(frame.foot))
         region = find_region(group, longest, shape)
-        depths = [0.05 + 0.9 * (j + (index + 0.5) / count) / keys for j in range(keys)]
+        depths = even_depths(keys, (index + 0.5) / count)
         starts = spread(region, [len(piece) for piece, _ in needles], depths)
         pieces = [(start, piece) for start, (piece, _) in zip(starts, needles, strict=True)]
         hay = next(windows)
@@ -186,6 +186,4 @@ def needle_frame(shape: Shape, kind: Kind, key: str) -> Frame:
     request, question, answer = (
         part.format(key=key, noun=kind.noun) for part in (wording.request, wording.question, wording.answer)
     )
-    return make_frame(
-        shape.tokenizer, shape.chat, request=request, question=question, answer=answer, label=wording.label
-    )
+    return make_frame(shape, request=request, question=question, answer=answer, label=wording.label)

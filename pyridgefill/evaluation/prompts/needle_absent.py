@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from pyridgefill.evaluation.prompts.layout import Shape, assemble, find_region, spread
+from pyridgefill.evaluation.prompts.layout import Shape, assemble, even_depths, find_region, spread
 from pyridgefill.evaluation.prompts.needle import answer_room, find_kind, needle_frame, needle_tokens
 from pyridgefill.evaluation.prompts.prompt import Prompt
 from pyridgefill.evaluation.prompts.text import token_windows
@@ -29,7 +29,7 @@ def make_absent(shape: Shape, *, count: int, others: int, kind: str = "digits") 
         needles = [needle_tokens(tokenizer, made, name, made.draw(draw))[0] for name in names]
         frame = needle_frame(shape, made, asked)
         region = find_region("filled", frame, shape)
-        depths = [0.05 + 0.9 * (j + 0.5) / others for j in range(others)]
+        depths = even_depths(others, 0.5)
         starts = spread(region, [*map(len, needles)], depths)
         yield Prompt(
             tokens=assemble(frame, list(zip(starts, needles, strict=True)), next(windows), shape.n_prompt),

@@ -70,7 +70,7 @@ def _item(shape: Shape, word: str) -> list[int]:
 
 def _rows(shape: Shape, request: str, question: str, answer: str) -> int:
     """Rows that words may take: from the request to the tail."""
-    frame = make_frame(shape.tokenizer, shape.chat, request=request, question=question, answer=answer, label="Answer: ")
+    frame = make_frame(shape, request=request, question=question, answer=answer, label="Answer: ")
     rows = shape.n_prompt - shape.tail - 1 - max(shape.sink, len(frame.head))
     if rows < 100:
         raise ModelError(f"{rows} rows are too few to count words in", "ask for longer prompts")

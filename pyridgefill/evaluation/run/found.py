@@ -24,20 +24,9 @@ class SpliceCell:
 
 @dataclass(frozen=True)
 class Cell:
-    """What readers of results ask of a cell; the lines have more, see the tasks' parameters.
+    """What readers of results ask of a cell: task, model, prompts (`ctx` to `group`), way and its settings.
 
-    Attributes
-    ----------
-    task
-        One of `RESULTS`, or a note of `tune`.
-    model, model_bytes, model_digest
-        Name, size and digest of the model's file.
-    ctx, sink, tail, seed, corpus, kind, group
-        Of the prompts.
-    variant
-        The way to run them; lines of `ttft` have none and compare `fill` with exact.
-    maps, split, select, budget, statistics, splice
-        Its settings; `maps` is a digest.
+    Lines have more, see the tasks' parameters. Those of `ttft` name no way: they compare `fill` with exact.
     """
 
     task: str

@@ -39,9 +39,9 @@ class Recipe:
 
 
 class Way:
-    """Prefills prompts on a session, with the maps of a configuration as it says, or exact without one.
+    """Prefills prompts on a session, filled with the maps of a configuration as it says, or exact without one.
 
-    Subclasses change `prefill`, or `make` where only the maps differ.
+    The class itself is the way `fill`. Subclasses change `prefill`, or `make` where only the maps differ.
 
     Parameters
     ----------

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.evaluation.run.dropped import Dropped
 from pyridgefill.evaluation.run.exact import Exact
-from pyridgefill.evaluation.run.filled import Filled
 from pyridgefill.evaluation.run.neutral import Neutral
 from pyridgefill.evaluation.run.other_maps import Identity, Mean, Zero
 from pyridgefill.evaluation.run.spliced import Spliced
@@ -25,7 +24,7 @@ class Row(NamedTuple):
 
 WAYS = {
     "exact": Row(Exact, "the model without maps", baseline=False),
-    "fill": Row(Filled, "the maps that are measured", baseline=False),
+    "fill": Row(Way, "the maps that are measured", baseline=False),
     "splice": Row(Spliced, "exact parts in a filled memory, or filled ones in an exact one", baseline=False),
     "identity": Row(Identity, "every upper layer's input is taken to be the split state"),
     "mean": Row(Mean, "every value is its mean over calibration text"),

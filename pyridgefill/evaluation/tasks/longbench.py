@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pyridgefill.calibration.chunks import ChatFormatter, Tokenizer
+from pyridgefill.calibration.chunks import ChatFormatter
 from pyridgefill.errors import CorpusError, ModelError
 from pyridgefill.evaluation.intervals import mcnemar, mean_difference, paired_bootstrap, wilson
-from pyridgefill.evaluation.prompts.layout import make_frame
+from pyridgefill.evaluation.prompts.layout import Shape, make_frame
 from pyridgefill.evaluation.run.found import Choices, Share
 from pyridgefill.evaluation.run.session import Session
 from pyridgefill.evaluation.run.task import Params, Run, Task
@@ -68,9 +68,7 @@ def read_longbench(path: Path) -> list[dict[str, str]]:
     return list(records)
 
 
-def make_choice(
-    tokenizer: Tokenizer, chat: ChatFormatter | None, record: dict[str, str], *, n_prompt: int, tail: int
-) -> Choice:
+def make_choice(shape: Shape, record: dict[str, str]) -> Choice:
     """The prompt of a record, with at most `n_prompt` tokens: the middle of longer texts is cut out.
 
     Raises
@@ -80,15 +78,13 @@ def make_choice(
     """
     choices = "\n".join(f"({letter}) {record[f'choice_{letter}'].strip()}" for letter in LETTERS)
     frame = make_frame(
-        tokenizer,
-        chat,
+        shape,
         request="Read the text and answer the question at its end.",
         question=f"What is the correct answer to this question: {record['question'].strip()}\nChoices:\n{choices}",
         answer=_ANSWER,
         label="",
     )
-    frame.check(tail)
-    text = tokenizer.tokenize(record["context"].strip(), parse_special=False)
+    text, n_prompt = shape.tokens(record["context"].strip()), shape.n_prompt
     room = n_prompt - len(frame.head) - len(frame.foot)
     if room < 1:
         raise ModelError(
@@ -136,8 +132,7 @@ class LongBench(Task[LongBenchParams, Choice, tuple[str, int], Choices]):
 
     def prepare(self, session: Session, chat: ChatFormatter | None) -> list[Choice]:
         """A prompt for each record."""
-        params = self.params
-        return [make_choice(session, chat, item, n_prompt=params.ctx, tail=params.tail) for item in self._records]
+        return [make_choice(self.params.shape(session, chat), item) for item in self._records]
 
     def measure(self, session: Session, way: Way, item: Choice) -> tuple[str, int]:
         """The letter whose token is most probable at the end of a prompt, and the rows that were filled."""
