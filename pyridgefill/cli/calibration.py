@@ -278,7 +278,7 @@ def _report_statistics(statistics: Statistics, *, json_file: Path | None) -> Non
 
 def report_maps(path: Path, maps: MapSet, *, json_file: Path | None, proposal: Proposal | None = None) -> None:
     """What a maps file holds, and the settings that were tried for it."""
-    from pyridgefill.cli.maps import describe, print_description
+    from pyridgefill.cli.map_files import describe, print_description
 
     description = describe(maps) | {"path": str(path)}
 

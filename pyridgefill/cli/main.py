@@ -14,7 +14,19 @@ from typing import Annotated
 import typer
 
 from pyridgefill import __version__
-from pyridgefill.cli import bench, calibration, card, eval_splice, evaluate, fetch, harness, heads, maps, serve, tune
+from pyridgefill.cli import (
+    bench,
+    calibration,
+    card,
+    eval_splice,
+    evaluate,
+    fetch,
+    harness,
+    heads,
+    map_files,
+    serve,
+    tune,
+)
 from pyridgefill.errors import Interrupted, RidgeFillError, UsageError
 
 app = typer.Typer(
@@ -30,12 +42,12 @@ app.command("calibrate")(calibration.calibrate)
 app.command("collect")(calibration.collect)
 app.command("merge")(calibration.merge)
 app.command("fit")(calibration.fit)
-app.command("pack")(maps.pack)
-app.command("repack")(maps.repack)
+app.command("pack")(map_files.pack)
+app.command("repack")(map_files.repack)
 app.command("heads")(heads.heads)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
-app.command("inspect")(maps.inspect)
+app.command("inspect")(map_files.inspect)
 app.command("card")(card.card)
 evaluate.app.command("splice")(eval_splice.splice)
 app.add_typer(evaluate.app, name="eval")
