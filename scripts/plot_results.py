@@ -17,8 +17,8 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from result_lines import MODELS, RESULTS, ROOT, Line, Model, find, read_lines
-from results_tables import lengths, setting
+from result_lines import MODELS, RESULTS, ROOT, Line, find, read_lines
+from results_tables import lengths, seconds, setting
 
 PLACES = {  # of names that would cover each other, in points
     ("fill", 15, 0.2): (-7, 6, "right"),
@@ -36,7 +36,7 @@ def first_token(lines: list[Line]) -> Figure:
     for axis, model in zip(axes, MODELS, strict=True):
         where = lengths(lines, model)
         for key, name, colour in (("exact", "exact", BLUE), ("fill", "filled", ORANGE)):
-            runs = [_seconds(lines, model, ctx, key) for ctx in where]
+            runs = [seconds(lines, key, ctx=ctx, **setting(model)) for ctx in where]
             middle = [median(run) for run in runs]
             spread = [[m - min(r) for m, r in zip(middle, runs, strict=True)]]
             spread.append([max(r) - m for m, r in zip(middle, runs, strict=True)])
@@ -50,11 +50,6 @@ def first_token(lines: list[Line]) -> Figure:
     axes[0].set_ylabel("seconds to the first token")
     axes[0].legend(frameon=False)
     return figure
-
-
-def _seconds(lines: list[Line], model: Model, ctx: int, key: str) -> list[float]:
-    found = [line for line in lines if line.matches(task="ttft", ctx=ctx, **setting(model))]
-    return [second for line in found for second in line.result["seconds"][key]]
 
 
 def speed_and_loss(_lines: list[Line]) -> Figure:
