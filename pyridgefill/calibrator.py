@@ -261,16 +261,10 @@ def _with_recommendation(
 ) -> tuple[MapSet, Proposal]:
     splits = [split.layer for split in maps.splits]
     heads = {split: [(item.layer, item.head) for item in maps.heads if item.split == split] for split in splits}
-    total = 2 + len(defaults.BUDGETS) * sum(map(bool, heads.values()))
-    done = 0
-
-    def show(_trial: Trial | None) -> None:
-        nonlocal done
-        done += 1
-        on_step(Step("settings", done, total))
-
-    on_step(Step("settings", 0, total))
-    proposal = propose(model, config, heads, splits=splits, on_trial=show, **options)
+    total = 2 + len(defaults.BUDGETS) * sum(map(bool, heads.values()))  # the exact model, the highest split, and these
+    steps = (Step("settings", done, total) for done in range(total + 1))
+    on_step(next(steps))
+    proposal = propose(model, config, heads, splits=splits, on_trial=lambda _trial: on_step(next(steps)), **options)
     if not proposal.recommendation.accepted:
         reason = proposal.recommendation.reason
         _log.warning("%s The default is split %d, without selection.", reason, maps.defaults().split)
