@@ -3,7 +3,8 @@
 #   make demo          calibrate a small model, measure, ask the server: some minutes
 #   make serve         start the server with the demo's model and its ready maps
 #   make test          unit, C++ and server tests
-#   make lint          ruff and mypy
+#   make lint          ruff, mypy and clang-format
+#   make format        bring Python and C++ into the form that lint wants
 #   make build         the package with the engine, in build/venv
 #   make wheel         a wheel in dist/
 #   make bench-models  the larger model that benchmarks use
@@ -37,13 +38,18 @@ requirements = $$($(PY) -c "import sys, tomllib; \
 
 PIN_ARCHIVE := $(ENGINE)/download/$(shell sed -n 's/^archive *= *//p' llama.cpp/PIN)
 
+OVERLAY_CODE := $(shell find llama.cpp/overlay -name '*.cpp' -o -name '*.h')
+
 ENGINE_FILES := CMakeLists.txt pyproject.toml llama.cpp/PIN \
 	$(wildcard cmake/*.cmake) $(wildcard llama.cpp/patches/*.patch) $(shell find llama.cpp/overlay -type f)
+
+# upstream's style; the pinned release of the package reads all of it, and gives the same result everywhere
+CLANG_FORMAT := $(VENV)/bin/clang-format --style=file:$(ENGINE)/src/.clang-format
 
 # any of them shows the reports that are tested
 BROWSERS := chromium chromium-headless-shell google-chrome
 
-.PHONY: all build demo serve test browser lint wheel models bench-models bench bench-selected clean FORCE
+.PHONY: all build demo serve test browser lint format wheel models bench-models bench bench-selected clean FORCE
 .DELETE_ON_ERROR:
 
 all: build
@@ -148,6 +154,11 @@ lint: $(VENV)/.package
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(CLANG_FORMAT) --dry-run -Werror $(OVERLAY_CODE)
+
+format: $(VENV)/.package
+	$(PY) -m ruff format .
+	$(CLANG_FORMAT) -i $(OVERLAY_CODE)
 
 clean:
 	rm -rf $(BUILD) dist

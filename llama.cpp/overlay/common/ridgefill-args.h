@@ -20,9 +20,9 @@ struct common_preset_context;
 // what is known once the maps are loaded
 struct common_ridgefill_info {
     bool        loaded = false;
-    std::string file;  // name without folders
+    std::string file;      // name without folders
     uint64_t    hash = 0;
-    size_t      size = 0; // bytes on all devices
+    size_t      size = 0;  // bytes on all devices
 
     std::vector<int32_t> splits;
 
@@ -36,10 +36,10 @@ struct common_ridgefill_info {
     bool keep_states = false;
     bool heal        = false;
 
-    std::string no_states; // why the recommended selection is not possible
+    std::string no_states;  // why the recommended selection is not possible
 
-    llama_ridgefill_select select  = LLAMA_RIDGEFILL_SELECT_NONE;
-    double                 budget  = 0.0;
+    llama_ridgefill_select select = LLAMA_RIDGEFILL_SELECT_NONE;
+    double                 budget = 0.0;
 
     int32_t n_before = 0;
     int32_t n_after  = 0;
@@ -55,7 +55,7 @@ using common_ridgefill_info_ptr = std::shared_ptr<const common_ridgefill_info>;
 // the one place that says what is loaded: copies of the params share it, so that all threads of a server see the maps
 // that the last load has brought, also those whose copy of the params is older
 class common_ridgefill_loaded {
-public:
+  public:
     // never null, stays valid when other maps are loaded
     common_ridgefill_info_ptr get() const {
         std::lock_guard<std::mutex> lock(mutex);
@@ -63,20 +63,20 @@ public:
     }
 
     void set(common_ridgefill_info value) {
-        auto next = std::make_shared<const common_ridgefill_info>(std::move(value));
+        auto                        next = std::make_shared<const common_ridgefill_info>(std::move(value));
         std::lock_guard<std::mutex> lock(mutex);
         info = std::move(next);
     }
 
-private:
+  private:
     mutable std::mutex        mutex;
     common_ridgefill_info_ptr info = std::make_shared<const common_ridgefill_info>();
 };
 
 struct common_params_ridgefill {
-    std::string maps; // path of the maps file, empty = off
+    std::string maps;        // path of the maps file, empty = off
 
-    bool in_config = false; // a config file, which all programs and models share, has settings
+    bool in_config = false;  // a config file, which all programs and models share, has settings
 
     // -1 = what the maps file recommends
     int32_t split      = -1;
@@ -85,8 +85,8 @@ struct common_params_ridgefill {
     int32_t min_prompt = -1;
 
     // server only; -1 or empty = what the maps file recommends
-    int32_t select = -1;   // llama_ridgefill_select
-    double  budget = -1.0; // share of the filled rows
+    int32_t select = -1;    // llama_ridgefill_select
+    double  budget = -1.0;  // share of the filled rows
     bool    heal   = false;
 
     int32_t n_before = -1;
@@ -95,14 +95,14 @@ struct common_params_ridgefill {
 
     std::vector<llama_ridgefill_head> heads;
 
-    std::vector<std::string> exact_roles; // of chat messages whose rows run exact
+    std::vector<std::string> exact_roles;  // of chat messages whose rows run exact
 
     std::shared_ptr<common_ridgefill_loaded> loaded = std::make_shared<common_ridgefill_loaded>();
 };
 
 // none, stride, attention
-const char *           common_ridgefill_select_name (llama_ridgefill_select type);
-llama_ridgefill_select common_ridgefill_parse_select(const std::string & name); // throws std::invalid_argument
+const char *           common_ridgefill_select_name(llama_ridgefill_select type);
+llama_ridgefill_select common_ridgefill_parse_select(const std::string & name);  // throws std::invalid_argument
 
 // throws std::invalid_argument
 double common_ridgefill_check_budget(double budget);

@@ -13,9 +13,8 @@ static bool fail(const std::string & message) {
     return false;
 }
 
-template <typename F>
-static std::string meta_str(F get) {
-    std::string res(256, '\0');
+template <typename F> static std::string meta_str(F get) {
+    std::string   res(256, '\0');
     const int32_t n = get(&res[0], res.size());
     if (n < 0) {
         return "";
@@ -41,22 +40,22 @@ static common_ridgefill_info get_info(const common_params_ridgefill & params, co
     info.file       = std::filesystem::path(params.maps).filename().string();
     info.hash       = llama_ridgefill_hash(maps);
     info.size       = llama_ridgefill_size(maps);
-    info.tail       = params.tail       >= 0 ? params.tail       : defaults.tail;
-    info.sink       = params.sink       >= 0 ? params.sink       : defaults.sink;
+    info.tail       = params.tail >= 0 ? params.tail : defaults.tail;
+    info.sink       = params.sink >= 0 ? params.sink : defaults.sink;
     info.min_prompt = params.min_prompt >= 0 ? params.min_prompt : defaults.min_prompt;
 
     const auto select = llama_ridgefill_default_select_params(maps, params.split);
 
-    info.select  = params.select >= 0 ? (llama_ridgefill_select) params.select : select.type;
-    info.budget  = params.budget >= 0 ? params.budget : share_of(llama_ridgefill_default_budget(maps));
-    info.heads   = params.heads;
+    info.select = params.select >= 0 ? (llama_ridgefill_select) params.select : select.type;
+    info.budget = params.budget >= 0 ? params.budget : share_of(llama_ridgefill_default_budget(maps));
+    info.heads  = params.heads;
 
     info.heal        = params.heal;
     info.keep_states = params.heal || info.select != LLAMA_RIDGEFILL_SELECT_NONE;
 
     info.n_before = params.n_before >= 0 ? params.n_before : select.n_before;
-    info.n_after  = params.n_after  >= 0 ? params.n_after  : select.n_after;
-    info.n_query  = params.n_query  >= 0 ? params.n_query  : select.n_query;
+    info.n_after  = params.n_after >= 0 ? params.n_after : select.n_after;
+    info.n_query  = params.n_query >= 0 ? params.n_query : select.n_query;
 
     if (info.heads.empty()) {
         info.heads.assign(select.heads, select.heads + select.n_heads);
@@ -68,8 +67,9 @@ static common_ridgefill_info get_info(const common_params_ridgefill & params, co
 
     for (int32_t i = 0; i < llama_ridgefill_meta_count(maps); i++) {
         info.meta.emplace_back(
-            meta_str([&](char * buf, size_t size) { return llama_ridgefill_meta_key_by_index    (maps, i, buf, size); }),
-            meta_str([&](char * buf, size_t size) { return llama_ridgefill_meta_val_str_by_index(maps, i, buf, size); }));
+            meta_str([&](char * buf, size_t size) { return llama_ridgefill_meta_key_by_index(maps, i, buf, size); }),
+            meta_str(
+                [&](char * buf, size_t size) { return llama_ridgefill_meta_val_str_by_index(maps, i, buf, size); }));
     }
 
     return info;
@@ -83,13 +83,15 @@ bool common_ridgefill::load(const common_params & params, llama_model * model, l
     }
 
     try {
-        common_ridgefill_check(params); // the options may have changed since they were parsed
+        common_ridgefill_check(params);  // the options may have changed since they were parsed
     } catch (const std::invalid_argument & e) {
         return fail(e.what());
     }
 
     if (llama_pooling_type(ctx) != LLAMA_POOLING_TYPE_NONE) {
-        return fail("--ridgefill-maps cannot be used with this model: it pools the output of all rows, and filled rows have none");
+        return fail(
+            "--ridgefill-maps cannot be used with this model: it pools the output of all rows, and filled rows have "
+            "none");
     }
 
     maps = llama_ridgefill_init(model, rf.maps.c_str(), llama_ridgefill_default_params());
@@ -109,30 +111,34 @@ bool common_ridgefill::load(const common_params & params, llama_model * model, l
 
     const auto last = rf.loaded->get();
     if (last->loaded && (last->hash != info.hash || last->meta != info.meta)) {
-        LOG_WRN("ridgefill: '%s' is another file than the last time, whose hash was %016" PRIx64 "\n", info.file.c_str(), last->hash);
+        LOG_WRN("ridgefill: '%s' is another file than the last time, whose hash was %016" PRIx64 "\n",
+                info.file.c_str(), last->hash);
     }
 
     LOG_INF("ridgefill: maps '%s', hash %016" PRIx64 ", %.2f MiB, split %d, tail %d, sink %d, min-prompt %d\n",
-        info.file.c_str(), info.hash, info.size / (1024.0 * 1024.0), info.split, info.tail, info.sink, info.min_prompt);
+            info.file.c_str(), info.hash, info.size / (1024.0 * 1024.0), info.split, info.tail, info.sink,
+            info.min_prompt);
     if (info.keep_states) {
         LOG_INF("ridgefill: select %s, budget %g, %zu retrieval heads, pool %d,%d, queries %d, heal %s\n",
-            common_ridgefill_select_name(info.select), info.budget, info.heads.size(), info.n_before, info.n_after, info.n_query,
-            info.heal ? "on" : "off");
+                common_ridgefill_select_name(info.select), info.budget, info.heads.size(), info.n_before, info.n_after,
+                info.n_query, info.heal ? "on" : "off");
     }
     rf.loaded->set(std::move(info));
 
     return true;
 }
 
-llama_ridgefill_select_params common_ridgefill_select_params(const common_ridgefill_info & info, llama_ridgefill_select type, int32_t budget) {
+llama_ridgefill_select_params common_ridgefill_select_params(const common_ridgefill_info & info,
+                                                             llama_ridgefill_select        type,
+                                                             int32_t                       budget) {
     return {
-        /*.type     =*/ type,
-        /*.budget   =*/ budget,
-        /*.n_before =*/ info.n_before,
-        /*.n_after  =*/ info.n_after,
-        /*.n_query  =*/ info.n_query,
-        /*.heads    =*/ info.heads.data(),
-        /*.n_heads  =*/ info.heads.size(),
+        /*.type     =*/type,
+        /*.budget   =*/budget,
+        /*.n_before =*/info.n_before,
+        /*.n_after  =*/info.n_after,
+        /*.n_query  =*/info.n_query,
+        /*.heads    =*/info.heads.data(),
+        /*.n_heads  =*/info.heads.size(),
     };
 }
 
@@ -141,7 +147,9 @@ void common_ridgefill::set(const common_params & params, common_ridgefill_info &
     const auto & rf = params.ridgefill;
 
     if (info.select == LLAMA_RIDGEFILL_SELECT_ATTENTION && info.heads.empty()) {
-        throw std::runtime_error("--ridgefill-select attention needs retrieval heads, and the maps name none (hint: --ridgefill-heads L.H,L.H,...)");
+        throw std::runtime_error(
+            "--ridgefill-select attention needs retrieval heads, and the maps name none (hint: --ridgefill-heads "
+            "L.H,L.H,...)");
     }
     common_ridgefill_check_select(rf, info.keep_states);
 
@@ -163,7 +171,7 @@ void common_ridgefill::set(const common_params & params, common_ridgefill_info &
         LOG_WRN("ridgefill: runs without the selection that the maps recommend: %s\n", reason.c_str());
     }
 
-    auto cparams = llama_ridgefill_default_context_params();
+    auto cparams        = llama_ridgefill_default_context_params();
     cparams.split       = rf.split;
     cparams.keep_states = info.keep_states;
 
@@ -207,8 +215,8 @@ std::vector<llama_ridgefill_range> common_ridgefill_plan(const llama_ridgefill_p
 }
 
 bool common_ridgefill_mark(const common_params & params, llama_context * ctx, int32_t n_prompt) {
-    const auto loaded = params.ridgefill.loaded->get();
-    const auto & info = *loaded;
+    const auto   loaded = params.ridgefill.loaded->get();
+    const auto & info   = *loaded;
     if (!info.loaded) {
         return true;
     }
@@ -220,11 +228,11 @@ bool common_ridgefill_mark(const common_params & params, llama_context * ctx, in
     }
 
     llama_ridgefill_plan_params pparams = {};
-    pparams.tail       = info.tail;
-    pparams.sink       = info.sink;
-    pparams.min_prompt = info.min_prompt;
-    pparams.exact      = exact.data();
-    pparams.n_exact    = exact.size();
+    pparams.tail                        = info.tail;
+    pparams.sink                        = info.sink;
+    pparams.min_prompt                  = info.min_prompt;
+    pparams.exact                       = exact.data();
+    pparams.n_exact                     = exact.size();
 
     std::vector<llama_ridgefill_range> ranges;
     try {

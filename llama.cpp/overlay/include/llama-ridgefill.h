@@ -26,7 +26,7 @@ extern "C" {
 #define LLAMA_RIDGEFILL_API_VERSION 1
 
 #define LLAMA_RIDGEFILL_MAX_RANGES 1024
-#define LLAMA_RIDGEFILL_MAX_HEADS  32 // that score in one graph
+#define LLAMA_RIDGEFILL_MAX_HEADS  32  // that score in one graph
 
 // the answer goes on from what the last rows of a prompt point at: their scores reach so many times as far behind a row
 #define LLAMA_RIDGEFILL_N_END     32
@@ -41,8 +41,8 @@ LLAMA_API const char * llama_ridgefill_last_error(void);
 
 // identity of a model as stored in maps files: 16 hex digits each
 struct llama_ridgefill_fingerprint {
-    char vocab[17];   // over the token texts
-    char weights[17]; // over a fixed sample of bytes of the norm weights
+    char vocab[17];    // over the token texts
+    char weights[17];  // over a fixed sample of bytes of the norm weights
 };
 
 LLAMA_API struct llama_ridgefill_fingerprint llama_ridgefill_model_fingerprint(const struct llama_model * model);
@@ -52,7 +52,7 @@ LLAMA_API struct llama_ridgefill_fingerprint llama_ridgefill_model_fingerprint(c
 //
 
 struct llama_ridgefill_params {
-    bool skip_fingerprint; // accept maps that were made for another model of the same shape
+    bool skip_fingerprint;  // accept maps that were made for another model of the same shape
 };
 
 LLAMA_API struct llama_ridgefill_params llama_ridgefill_default_params(void);
@@ -60,33 +60,41 @@ LLAMA_API struct llama_ridgefill_params llama_ridgefill_default_params(void);
 // load and check a maps file; every tensor is placed in the device memory of the layer that it serves
 // returns NULL on error, see llama_ridgefill_last_error
 // the maps must be freed before the model, and after every context that uses them
-LLAMA_API struct llama_ridgefill * llama_ridgefill_init(
-        struct llama_model          * model,
-        const char                  * path,
-        struct llama_ridgefill_params params);
+LLAMA_API struct llama_ridgefill * llama_ridgefill_init(struct llama_model *          model,
+                                                        const char *                  path,
+                                                        struct llama_ridgefill_params params);
 
 LLAMA_API void llama_ridgefill_free(struct llama_ridgefill * maps);
 
 // metadata, as for LoRA adapters
-LLAMA_API int32_t llama_ridgefill_meta_val_str         (const struct llama_ridgefill * maps, const char * key, char * buf, size_t buf_size);
-LLAMA_API int32_t llama_ridgefill_meta_count           (const struct llama_ridgefill * maps);
-LLAMA_API int32_t llama_ridgefill_meta_key_by_index    (const struct llama_ridgefill * maps, int32_t i, char * buf, size_t buf_size);
-LLAMA_API int32_t llama_ridgefill_meta_val_str_by_index(const struct llama_ridgefill * maps, int32_t i, char * buf, size_t buf_size);
+LLAMA_API int32_t llama_ridgefill_meta_val_str(const struct llama_ridgefill * maps,
+                                               const char *                   key,
+                                               char *                         buf,
+                                               size_t                         buf_size);
+LLAMA_API int32_t llama_ridgefill_meta_count(const struct llama_ridgefill * maps);
+LLAMA_API int32_t llama_ridgefill_meta_key_by_index(const struct llama_ridgefill * maps,
+                                                    int32_t                        i,
+                                                    char *                         buf,
+                                                    size_t                         buf_size);
+LLAMA_API int32_t llama_ridgefill_meta_val_str_by_index(const struct llama_ridgefill * maps,
+                                                        int32_t                        i,
+                                                        char *                         buf,
+                                                        size_t                         buf_size);
 
 LLAMA_API int32_t  llama_ridgefill_n_splits(const struct llama_ridgefill * maps);
-LLAMA_API int32_t  llama_ridgefill_split   (const struct llama_ridgefill * maps, int32_t i);
-LLAMA_API size_t   llama_ridgefill_size    (const struct llama_ridgefill * maps); // bytes on all devices
-LLAMA_API uint64_t llama_ridgefill_hash    (const struct llama_ridgefill * maps); // over the file's content
+LLAMA_API int32_t  llama_ridgefill_split(const struct llama_ridgefill * maps, int32_t i);
+LLAMA_API size_t   llama_ridgefill_size(const struct llama_ridgefill * maps);  // bytes on all devices
+LLAMA_API uint64_t llama_ridgefill_hash(const struct llama_ridgefill * maps);  // over the file's content
 
 //
 // context
 //
 
 struct llama_ridgefill_context_params {
-    int32_t split; // which of the file's splits to use, -1 = the recommended one
+    int32_t split;               // which of the file's splits to use, -1 = the recommended one
 
-    bool           keep_states; // keep the split state of every cached row, so that rows can be run again
-    enum ggml_type type_states; // F32, F16 or BF16; with F32 a healed cache equals an exact one
+    bool           keep_states;  // keep the split state of every cached row, so that rows can be run again
+    enum ggml_type type_states;  // F32, F16 or BF16; with F32 a healed cache equals an exact one
 };
 
 LLAMA_API struct llama_ridgefill_context_params llama_ridgefill_default_context_params(void);
@@ -97,10 +105,9 @@ LLAMA_API bool llama_ridgefill_can_keep_states(const struct llama_context * ctx)
 
 // use maps in a context, NULL to stop using them
 // refuses (non-zero, see llama_ridgefill_last_error) an architecture that the graph rewrite cannot serve
-LLAMA_API int32_t llama_set_ridgefill(
-        struct llama_context                * ctx,
-        struct llama_ridgefill              * maps,
-        struct llama_ridgefill_context_params params);
+LLAMA_API int32_t llama_set_ridgefill(struct llama_context *                ctx,
+                                      struct llama_ridgefill *              maps,
+                                      struct llama_ridgefill_context_params params);
 
 // the split in use, -1 if no maps are set
 LLAMA_API int32_t llama_ridgefill_ctx_split(const struct llama_context * ctx);
@@ -116,12 +123,12 @@ struct llama_ridgefill_range {
 };
 
 struct llama_ridgefill_plan_params {
-    int32_t sink;       // first rows that run exact
-    int32_t tail;       // last rows of the prompt that run exact
-    int32_t min_prompt; // shorter prompts run exact
+    int32_t sink;                                // first rows that run exact
+    int32_t tail;                                // last rows of the prompt that run exact
+    int32_t min_prompt;                          // shorter prompts run exact
 
-    const struct llama_ridgefill_range * exact; // more rows that must run exact, in any order
-    size_t                             n_exact;
+    const struct llama_ridgefill_range * exact;  // more rows that must run exact, in any order
+    size_t                               n_exact;
 };
 
 // the maps file's recommended settings, built-in ones where the file has none
@@ -129,32 +136,32 @@ LLAMA_API struct llama_ridgefill_plan_params llama_ridgefill_default_plan_params
 
 // write the ranges to fill, ascending and disjoint
 // returns their number, 0 if all runs exact, -1 on bad parameters or if they do not fit
-LLAMA_API int32_t llama_ridgefill_plan(
-        struct llama_ridgefill_plan_params params,
-        int32_t                            n_prompt,
-        struct llama_ridgefill_range     * ranges,
-        int32_t                            n_max);
+LLAMA_API int32_t llama_ridgefill_plan(struct llama_ridgefill_plan_params params,
+                                       int32_t                            n_prompt,
+                                       struct llama_ridgefill_range *     ranges,
+                                       int32_t                            n_max);
 
 // rows of a sequence that llama_decode fills from now on, n = 0: none
 // replaces the earlier ranges; must be ascending and disjoint
-LLAMA_API int32_t llama_ridgefill_seq_mark(
-        struct llama_context               * ctx,
-        llama_seq_id                         seq_id,
-        const struct llama_ridgefill_range * ranges,
-        int32_t                              n);
+LLAMA_API int32_t llama_ridgefill_seq_mark(struct llama_context *               ctx,
+                                           llama_seq_id                         seq_id,
+                                           const struct llama_ridgefill_range * ranges,
+                                           int32_t                              n);
 
 // the number of leading positions of a cached sequence, at most n_past, that a prompt whose rows in `ranges` may be
 // filled can keep: cells that were filled where the new prompt asks for exact rows end the reusable prefix
 // n = 0 asks for an exact prompt
-LLAMA_API llama_pos llama_ridgefill_seq_reusable(
-        const struct llama_context         * ctx,
-        llama_seq_id                         seq_id,
-        const struct llama_ridgefill_range * ranges,
-        int32_t                              n,
-        llama_pos                            n_past);
+LLAMA_API llama_pos llama_ridgefill_seq_reusable(const struct llama_context *         ctx,
+                                                 llama_seq_id                         seq_id,
+                                                 const struct llama_ridgefill_range * ranges,
+                                                 int32_t                              n,
+                                                 llama_pos                            n_past);
 
 // number of filled cells of a sequence in [p0, p1), p1 < 0: to the end
-LLAMA_API int32_t llama_ridgefill_seq_n_filled(const struct llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+LLAMA_API int32_t llama_ridgefill_seq_n_filled(const struct llama_context * ctx,
+                                               llama_seq_id                 seq_id,
+                                               llama_pos                    p0,
+                                               llama_pos                    p1);
 
 //
 // selected rows: filled rows that run through all layers after all, before the tail does
@@ -162,31 +169,34 @@ LLAMA_API int32_t llama_ridgefill_seq_n_filled(const struct llama_context * ctx,
 
 enum llama_ridgefill_select {
     LLAMA_RIDGEFILL_SELECT_NONE      = 0,
-    LLAMA_RIDGEFILL_SELECT_STRIDE    = 1, // blocks of rows at equal distances, a control
-    LLAMA_RIDGEFILL_SELECT_ATTENTION = 2, // the rows that the retrieval heads of the last prompt rows attend to
+    LLAMA_RIDGEFILL_SELECT_STRIDE    = 1,  // blocks of rows at equal distances, a control
+    LLAMA_RIDGEFILL_SELECT_ATTENTION = 2,  // the rows that the retrieval heads of the last prompt rows attend to
 };
 
 // an attention head of a layer below the split
 struct llama_ridgefill_head {
     int32_t layer;
-    int32_t head; // -1: each head of the layer, with scores of its own
+    int32_t head;  // -1: each head of the layer, with scores of its own
 };
 
 struct llama_ridgefill_select_params {
     enum llama_ridgefill_select type;
 
     int32_t budget;   // rows
-    int32_t n_before; // a row's score counts for the rows before it too, half with every n_before rows (0: not at all),
+    int32_t
+        n_before;     // a row's score counts for the rows before it too, half with every n_before rows (0: not at all),
     int32_t n_after;  // and for those after it: what a question asks for often follows the words that they share
     int32_t n_query;  // last rows of the prompt whose queries score
 
-    const struct llama_ridgefill_head * heads; // NULL: those of the maps file
-    size_t                            n_heads;
+    const struct llama_ridgefill_head * heads;  // NULL: those of the maps file
+    size_t                              n_heads;
 };
 
 // the maps file's recommended settings for a split, -1 = the recommended one, built-in ones where the file has none
 // type NONE if the file has no heads for the split; budget 0; the heads live as long as the maps
-LLAMA_API struct llama_ridgefill_select_params llama_ridgefill_default_select_params(const struct llama_ridgefill * maps, int32_t split);
+LLAMA_API struct llama_ridgefill_select_params llama_ridgefill_default_select_params(
+    const struct llama_ridgefill * maps,
+    int32_t                        split);
 
 // the recommended budget, as a share of the filled rows
 LLAMA_API float llama_ridgefill_default_budget(const struct llama_ridgefill * maps);
@@ -195,24 +205,26 @@ LLAMA_API float llama_ridgefill_default_budget(const struct llama_ridgefill * ma
 // exact: once llama_decode has seen the last row of the prompt, it runs the selected rows and then the tail through the
 // upper layers
 // only rows of the batch that ends the prompt can have logits; needs keep_states; call it after each seq_mark
-LLAMA_API int32_t llama_ridgefill_seq_select(
-        struct llama_context                * ctx,
-        llama_seq_id                          seq_id,
-        int32_t                               n_prompt,
-        int32_t                               tail,
-        struct llama_ridgefill_select_params  params);
+LLAMA_API int32_t llama_ridgefill_seq_select(struct llama_context *               ctx,
+                                             llama_seq_id                         seq_id,
+                                             int32_t                              n_prompt,
+                                             int32_t                              tail,
+                                             struct llama_ridgefill_select_params params);
 
 // of the last finished selection: the selected positions, and for each head the score of each position of the prompt
 // (0 where it was not scored), `end`: given by the last LLAMA_RIDGEFILL_N_END rows alone; valid until the next decode
-LLAMA_API int32_t           llama_ridgefill_n_selected     (const struct llama_context * ctx);
-LLAMA_API const llama_pos * llama_ridgefill_selected       (const struct llama_context * ctx);
-LLAMA_API int32_t           llama_ridgefill_n_score_heads  (const struct llama_context * ctx);
-LLAMA_API const float     * llama_ridgefill_head_scores    (const struct llama_context * ctx, int32_t i, bool end);
+LLAMA_API int32_t           llama_ridgefill_n_selected(const struct llama_context * ctx);
+LLAMA_API const llama_pos * llama_ridgefill_selected(const struct llama_context * ctx);
+LLAMA_API int32_t           llama_ridgefill_n_score_heads(const struct llama_context * ctx);
+LLAMA_API const float *     llama_ridgefill_head_scores(const struct llama_context * ctx, int32_t i, bool end);
 
 // run cached rows through the layers from the split on, in the order given; their cells are replaced
 // they attend to what the earlier cells of the sequence hold now
 // needs keep_states; returns n, or -1 on error
-LLAMA_API int32_t llama_ridgefill_seq_upper(struct llama_context * ctx, llama_seq_id seq_id, const llama_pos * pos, int32_t n);
+LLAMA_API int32_t llama_ridgefill_seq_upper(struct llama_context * ctx,
+                                            llama_seq_id           seq_id,
+                                            const llama_pos *      pos,
+                                            int32_t                n);
 
 // replace the next rows of a sequence that are not those of an exact prefill, n_max at most, the first ones first
 // seq_id < 0: of all sequences that can be healed, in equal shares
@@ -228,7 +240,7 @@ LLAMA_API int32_t llama_ridgefill_seq_heal(struct llama_context * ctx, llama_seq
 enum llama_ridgefill_component {
     LLAMA_RIDGEFILL_COMPONENT_K     = 1,
     LLAMA_RIDGEFILL_COMPONENT_V     = 2,
-    LLAMA_RIDGEFILL_COMPONENT_STATE = 4, // of a recurrent layer
+    LLAMA_RIDGEFILL_COMPONENT_STATE = 4,  // of a recurrent layer
 };
 
 // what a layer keeps in the memory, a sum of components; 0: it reads what an earlier layer keeps, or nothing
@@ -241,28 +253,27 @@ LLAMA_API int32_t llama_ridgefill_layer_components(const struct llama_context * 
 // rows that a sliding window has left for good need not be there
 // spliced rows count as filled, no prompt reuses them, and they cannot run again: they are nobody's rows
 // returns 0, or -1 on error, with nothing changed
-LLAMA_API int32_t llama_ridgefill_seq_splice(
-        struct llama_context * ctx,
-        llama_seq_id           seq_id_src,
-        llama_seq_id           seq_id_dst,
-        llama_pos              p0,
-        llama_pos              p1,
-        int32_t                layer_first,
-        int32_t                layer_last,
-        int32_t                components);
+LLAMA_API int32_t llama_ridgefill_seq_splice(struct llama_context * ctx,
+                                             llama_seq_id           seq_id_src,
+                                             llama_seq_id           seq_id_dst,
+                                             llama_pos              p0,
+                                             llama_pos              p1,
+                                             int32_t                layer_first,
+                                             int32_t                layer_last,
+                                             int32_t                components);
 
 struct llama_ridgefill_counters {
-    int64_t n_exact;        // rows
-    int64_t n_filled;       // rows
-    int64_t n_selected;     // rows
-    int64_t n_healed;       // rows
+    int64_t n_exact;     // rows
+    int64_t n_filled;    // rows
+    int64_t n_selected;  // rows
+    int64_t n_healed;    // rows
     int64_t n_ubatch_exact;
     int64_t n_ubatch_filled;
-    int64_t t_exact_us;     // wall time, complete only on backends that compute synchronously
+    int64_t t_exact_us;  // wall time, complete only on backends that compute synchronously
     int64_t t_filled_us;
 };
 
-LLAMA_API struct llama_ridgefill_counters llama_ridgefill_get_counters  (const struct llama_context * ctx);
+LLAMA_API struct llama_ridgefill_counters llama_ridgefill_get_counters(const struct llama_context * ctx);
 LLAMA_API void                            llama_ridgefill_reset_counters(struct llama_context * ctx);
 
 //
@@ -277,8 +288,8 @@ LLAMA_API void                            llama_ridgefill_reset_counters(struct 
 // a captured batch must fit one ubatch and hold one sequence
 LLAMA_API int32_t llama_ridgefill_capture(struct llama_context * ctx, int32_t layer_first);
 
-LLAMA_API int32_t      llama_ridgefill_n_sites   (const struct llama_context * ctx);
-LLAMA_API const char * llama_ridgefill_site_name (const struct llama_context * ctx, int32_t i);
+LLAMA_API int32_t      llama_ridgefill_n_sites(const struct llama_context * ctx);
+LLAMA_API const char * llama_ridgefill_site_name(const struct llama_context * ctx, int32_t i);
 LLAMA_API int32_t      llama_ridgefill_site_layer(const struct llama_context * ctx, int32_t i);
 LLAMA_API int32_t      llama_ridgefill_site_width(const struct llama_context * ctx, int32_t i);
 

@@ -22,7 +22,8 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
     mode.clear();
 
     if (capture && (uint32_t) batch.n_tokens > cparams.n_ubatch) {
-        llama_ridgefill_set_error(format("a captured batch must fit one ubatch: expected at most %u tokens, found %d", cparams.n_ubatch, batch.n_tokens));
+        llama_ridgefill_set_error(format("a captured batch must fit one ubatch: expected at most %u tokens, found %d",
+                                         cparams.n_ubatch, batch.n_tokens));
         return false;
     }
     n_outputs = 0;
@@ -31,7 +32,7 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
         return true;
     }
 
-    bool any = false;
+    bool                 any = false;
     std::vector<int16_t> cur(batch.n_tokens, LLAMA_RIDGEFILL_MODE_FULL);
 
     for (int32_t i = 0; i < batch.n_tokens; ++i) {
@@ -46,8 +47,10 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
         if (it != selections.end()) {
             const auto & [seq_id, selection] = *it;
             if (batch.n_seq_id[i] != 1 || !selection.is_tail(batch.pos[i])) {
-                llama_ridgefill_set_error(format("position %d of sequence %d needs rows of a tail that waits for the selected rows (hint: end the batch with the prompt, in one sequence)",
-                            batch.pos[i], seq_id));
+                llama_ridgefill_set_error(
+                    format("position %d of sequence %d needs rows of a tail that waits for the selected rows (hint: "
+                           "end the batch with the prompt, in one sequence)",
+                           batch.pos[i], seq_id));
                 return false;
             }
             // ubatches of tails hold rows of one sequence
@@ -67,15 +70,17 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
             continue;
         }
         if (batch.embd && !batch.token) {
-            continue; // images and the like run exact
+            continue;  // images and the like run exact
         }
         if (batch.logits[i]) {
-            llama_ridgefill_set_error(format("position %d of sequence %d is marked as filled but asks for output (hint: only exact rows have logits)",
-                        batch.pos[i], batch.seq_id[i][0]));
+            llama_ridgefill_set_error(
+                format("position %d of sequence %d is marked as filled but asks for output (hint: only exact rows have "
+                       "logits)",
+                       batch.pos[i], batch.seq_id[i][0]));
             return false;
         }
         cur[i] = LLAMA_RIDGEFILL_MODE_FILL;
-        any = true;
+        any    = true;
     }
 
     if (!any) {
@@ -86,17 +91,21 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
         return false;
     }
     if (capture) {
-        llama_ridgefill_set_error("rows cannot be filled while sites are captured (hint: llama_ridgefill_capture(ctx, -1))");
+        llama_ridgefill_set_error(
+            "rows cannot be filled while sites are captured (hint: llama_ridgefill_capture(ctx, -1))");
         return false;
     }
     if (!selections.empty() && has_samplers()) {
-        llama_ridgefill_set_error("rows cannot be selected: a sampler runs on the device, and the tail gets its logits after the other rows");
+        llama_ridgefill_set_error(
+            "rows cannot be selected: a sampler runs on the device, and the tail gets its logits after the other rows");
         return false;
     }
     for (int32_t i = 0; i < batch.n_tokens; ++i) {
         if (cur[i] >= LLAMA_RIDGEFILL_MODE_LOWER && batch.logits[i] && finishing.count(batch.seq_id[i][0]) == 0) {
-            llama_ridgefill_set_error(format("position %d of sequence %d asks for output before the end of its prompt (hint: the tail waits for the selected rows)",
-                        batch.pos[i], batch.seq_id[i][0]));
+            llama_ridgefill_set_error(
+                format("position %d of sequence %d asks for output before the end of its prompt (hint: the tail waits "
+                       "for the selected rows)",
+                       batch.pos[i], batch.seq_id[i][0]));
             return false;
         }
     }
@@ -110,42 +119,47 @@ void llama_ridgefill_context::on_ubatch(const llama_batch_allocr & balloc, const
     t_start_us = ggml_time_us();
 
     const auto & mode = balloc.ridgefill_mode;
-    const int cur = mode.empty() ? 0 : mode.at(ubatch.data->batch_idxs.at(0));
+    const int    cur  = mode.empty() ? 0 : mode.at(ubatch.data->batch_idxs.at(0));
 
     cparams.ridgefill.mode = (llama_ridgefill_mode) std::min<int>(cur, LLAMA_RIDGEFILL_MODE_LOWER);
 
     if (cparams.ridgefill.mode == LLAMA_RIDGEFILL_MODE_LOWER) {
         auto & selection = selections.at(ubatch.seq_id[0][0]);
         if (selection.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
-            const llama_pos last = ubatch.pos[ubatch.n_tokens - 1];
+            const llama_pos last        = ubatch.pos[ubatch.n_tokens - 1];
             cparams.ridgefill.selection = &selection;
             cparams.ridgefill.n_query   = selection.n_of_last(selection.n_query, last, ubatch.n_tokens);
-            cparams.ridgefill.n_end     = selection.n_of_last(std::min(selection.n_query, LLAMA_RIDGEFILL_N_END), last, ubatch.n_tokens);
+            cparams.ridgefill.n_end =
+                selection.n_of_last(std::min(selection.n_query, LLAMA_RIDGEFILL_N_END), last, ubatch.n_tokens);
         }
     }
 }
 
 // the largest score of each position, from scores by cell
-static void add_scores(llama_ridgefill_selection & selection, llama_seq_id seq_id, llama_memory_i & memory, const llama_hparams & hparams, bool has_end) {
+static void add_scores(llama_ridgefill_selection & selection,
+                       llama_seq_id                seq_id,
+                       llama_memory_i &            memory,
+                       const llama_hparams &       hparams,
+                       bool                        has_end) {
     const llama_ridgefill_cells kvs(&memory);
 
     std::vector<float> data;
-    size_t i_scores = 0;
+    size_t             i_scores = 0;
     for (size_t i = 0; i < selection.heads.size(); ++i) {
         const auto * t = selection.tensors.at(i);
         data.resize(ggml_nelements(t));
         ggml_backend_tensor_get(t, data.data(), 0, ggml_nbytes(t));
 
-        const auto & kv = kvs.swa && hparams.is_swa(selection.heads[i].layer) ? *kvs.swa : *kvs.base;
+        const auto & kv    = kvs.swa && hparams.is_swa(selection.heads[i].layer) ? *kvs.swa : *kvs.base;
         const auto & cells = kv.get_cells(seq_id).seq_pos_get(seq_id);
-        const auto add = [&](std::vector<float> & scores, int64_t i_row) {
+        const auto   add   = [&](std::vector<float> & scores, int64_t i_row) {
             for (const auto & [pos, cell] : cells) {
                 if (pos < selection.n_prompt && cell < t->ne[0]) {
-                    scores[pos] = std::max(scores[pos], data[i_row*t->ne[0] + cell]);
+                    scores[pos] = std::max(scores[pos], data[i_row * t->ne[0] + cell]);
                 }
             }
         };
-        const int64_t n_head = has_end ? t->ne[2]/2 : t->ne[2];
+        const int64_t n_head = has_end ? t->ne[2] / 2 : t->ne[2];
         for (int64_t head = 0; head < n_head; ++head, ++i_scores) {
             add(selection.scores.at(i_scores), head);
             if (has_end) {
@@ -165,8 +179,8 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
     auto & marks = memory.ridgefill;
 
     if (res && lower) {
-        const llama_seq_id seq_id = ubatch.seq_id[0][0];
-        auto & selection = selections.at(seq_id);
+        const llama_seq_id seq_id    = ubatch.seq_id[0][0];
+        auto &             selection = selections.at(seq_id);
         if (cparams.ridgefill.n_query > 0) {
             add_scores(selection, seq_id, memory, cparams.ridgefill.maps->model.hparams, cparams.ridgefill.n_end > 0);
         }
@@ -200,7 +214,9 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
     }
 
     if (fill || lower || !marks.filled.empty()) {
-        const uint64_t id = lower ? llama_ridgefill_marks::ID_PENDING : fill ? cparams.ridgefill.maps->cell_id(cparams.ridgefill.split) : 0;
+        const uint64_t id = lower ? llama_ridgefill_marks::ID_PENDING :
+                            fill  ? cparams.ridgefill.maps->cell_id(cparams.ridgefill.split) :
+                                    0;
         for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
             for (int32_t s = 0; s < ubatch.n_seq_id[i]; ++s) {
                 const llama_seq_id seq_id = ubatch.seq_id[i][s];
@@ -219,7 +235,7 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
 
     const int64_t t_us = ggml_time_us() - t_start_us;
 
-    (fill ? counters.n_filled        : counters.n_exact)        += ubatch.n_tokens;
+    (fill ? counters.n_filled : counters.n_exact) += ubatch.n_tokens;
     (fill ? counters.n_ubatch_filled : counters.n_ubatch_exact) += 1;
-    (fill ? counters.t_filled_us     : counters.t_exact_us)     += t_us;
+    (fill ? counters.t_filled_us : counters.t_exact_us) += t_us;
 }

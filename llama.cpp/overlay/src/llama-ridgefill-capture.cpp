@@ -4,8 +4,8 @@
 #include "llama-graph.h"
 #include "llama-impl.h"
 #include "llama-model.h"
-#include "llama-ridgefill.h"
 #include "llama-ridgefill-error.h"
+#include "llama-ridgefill.h"
 
 #include <stdexcept>
 
@@ -56,10 +56,12 @@ void llama_ridgefill_context::set_capture(int32_t layer_first) {
         return;
     }
     if (layer_first >= (int32_t) ctx.model.hparams.n_layer()) {
-        throw std::runtime_error(format("expected a first layer in [0, %d), found %d", (int) ctx.model.hparams.n_layer(), layer_first));
+        throw std::runtime_error(
+            format("expected a first layer in [0, %d), found %d", (int) ctx.model.hparams.n_layer(), layer_first));
     }
     if (!ctx.memory) {
-        throw std::runtime_error(format("architecture '%s' cannot be captured: the context keeps no memory", llm_arch_name(ctx.model.arch)));
+        throw std::runtime_error(
+            format("architecture '%s' cannot be captured: the context keeps no memory", llm_arch_name(ctx.model.arch)));
     }
 
     capture = std::make_unique<llama_ridgefill_capture_state>(layer_first);
@@ -72,11 +74,12 @@ void llama_ridgefill_context::set_capture(int32_t layer_first) {
         throw std::runtime_error("failed to initialize the memory module");
     }
     ctx.cparams.ridgefill.capture = capture.get();
-    ctx.graph_reserve(std::min<uint32_t>(ctx.cparams.n_ubatch, 2*ctx.cparams.n_seq_max), ctx.cparams.n_seq_max, 1, mctx.get(), true);
+    ctx.graph_reserve(std::min<uint32_t>(ctx.cparams.n_ubatch, 2 * ctx.cparams.n_seq_max), ctx.cparams.n_seq_max, 1,
+                      mctx.get(), true);
     ctx.sched_need_reserve = true;
 
     if (!capture->error.empty()) {
-        const std::string error = capture->error;
+        const std::string error       = capture->error;
         ctx.cparams.ridgefill.capture = nullptr;
         capture.reset();
         throw std::runtime_error(error);
@@ -88,7 +91,10 @@ void llama_ridgefill_context::set_capture(int32_t layer_first) {
 //
 
 int32_t llama_ridgefill_capture(llama_context * ctx, int32_t layer_first) {
-    return llama_ridgefill_guarded<int32_t>(-1, [&]() { ctx->ridgefill.set_capture(layer_first); return 0; });
+    return llama_ridgefill_guarded<int32_t>(-1, [&]() {
+        ctx->ridgefill.set_capture(layer_first);
+        return 0;
+    });
 }
 
 int32_t llama_ridgefill_n_sites(const llama_context * ctx) {

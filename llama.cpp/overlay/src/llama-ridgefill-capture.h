@@ -1,8 +1,7 @@
 #pragma once
 
-#include "llama-ridgefill-graph.h"
-
 #include "ggml-backend.h"
+#include "llama-ridgefill-graph.h"
 
 #include <cstdint>
 #include <map>
@@ -20,17 +19,18 @@ struct llama_ridgefill_capture_state {
         int32_t     layer;
         int32_t     width;
 
-        const float *      data = nullptr; // rows of the last ubatch
-        std::vector<float> host;           // their copy, where device memory cannot be read directly
+        const float *      data = nullptr;  // rows of the last ubatch
+        std::vector<float> host;            // their copy, where device memory cannot be read directly
     };
+
     std::vector<site> sites;
 
-    std::string error; // why the graph cannot be captured
+    std::string error;  // why the graph cannot be captured
 
     void on_build(const llama_model & model, llm_graph_result & res);
-    void on_done (const llm_graph_result & res);
+    void on_done(const llm_graph_result & res);
 
-private:
+  private:
     // a context keeps several graphs
     std::map<const llm_graph_result *, std::vector<ggml_tensor *>> tensors;
 };

@@ -65,11 +65,14 @@ struct without_states {
     llama_ridgefill_cparams & cparams;
     ggml_tensor * const       states;
 
-    explicit without_states(llama_ridgefill_cparams & cparams) : cparams(cparams), states(std::exchange(cparams.states, nullptr)) {}
+    explicit without_states(llama_ridgefill_cparams & cparams) :
+        cparams(cparams),
+        states(std::exchange(cparams.states, nullptr)) {}
+
     ~without_states() { cparams.states = states; }
 };
 
-} // namespace
+}  // namespace
 
 int32_t llama_ridgefill_context::set(llama_ridgefill * maps, const llama_ridgefill_context_params & params) {
     // graphs that use other maps must not be taken for graphs that use these
@@ -77,8 +80,8 @@ int32_t llama_ridgefill_context::set(llama_ridgefill * maps, const llama_ridgefi
 
     if (!maps) {
         ctx.synchronize();
-        ctx.cparams.ridgefill.maps  = nullptr;
-        ctx.cparams.ridgefill.split = -1;
+        ctx.cparams.ridgefill.maps   = nullptr;
+        ctx.cparams.ridgefill.split  = -1;
         ctx.cparams.ridgefill.states = nullptr;
         states.reset();
         selections.clear();
@@ -96,7 +99,8 @@ int32_t llama_ridgefill_context::set(llama_ridgefill * maps, const llama_ridgefi
         throw std::runtime_error("the maps were loaded for another model object");
     }
     if (!ctx.memory) {
-        throw std::runtime_error(format("architecture '%s' cannot be filled: the context keeps no memory", llm_arch_name(ctx.model.arch)));
+        throw std::runtime_error(
+            format("architecture '%s' cannot be filled: the context keeps no memory", llm_arch_name(ctx.model.arch)));
     }
     if (maps->splits.count(split) == 0) {
         std::string splits;
@@ -119,7 +123,8 @@ int32_t llama_ridgefill_context::set(llama_ridgefill * maps, const llama_ridgefi
         }
         // of maps that are set, the graph would keep the states
         const without_states guard(ctx.cparams.ridgefill);
-        ctx.graph_reserve(std::min<uint32_t>(ctx.cparams.n_ubatch, 2*ctx.cparams.n_seq_max), ctx.cparams.n_seq_max, 1, mctx.get(), true);
+        ctx.graph_reserve(std::min<uint32_t>(ctx.cparams.n_ubatch, 2 * ctx.cparams.n_seq_max), ctx.cparams.n_seq_max, 1,
+                          mctx.get(), true);
         ctx.sched_need_reserve = true;
         llama_ridgefill_rewrite_fill(ctx.model, *ctx.gf_res_reserve, *maps, split);
     }
@@ -176,7 +181,8 @@ bool llama_ridgefill_context::has_adapters() const {
 }
 
 std::string llama_ridgefill_context::states_conflict() const {
-    return ctx.memory ? llama_ridgefill_cells(ctx.memory.get()).conflict(ctx.model) : format("architecture '%s' keeps no memory", llm_arch_name(ctx.model.arch));
+    return ctx.memory ? llama_ridgefill_cells(ctx.memory.get()).conflict(ctx.model) :
+                        format("architecture '%s' keeps no memory", llm_arch_name(ctx.model.arch));
 }
 
 int32_t llama_ridgefill_context::split() const {
@@ -190,17 +196,21 @@ llama_ridgefill_marks * llama_ridgefill_context::marks() const {
 // the worst cases of all modes, so that a change of mode does not reallocate
 // selections that ask for more heads or queries than the maps file do once, if their graph is larger than that of all
 // layers; in a cache of several streams also those with more queries than a stream's share of a ubatch
-void llama_ridgefill_context::reserve(uint32_t n_tokens, uint32_t n_seqs, uint32_t n_outputs, const llama_memory_context_i * mctx) {
+void llama_ridgefill_context::reserve(uint32_t                       n_tokens,
+                                      uint32_t                       n_seqs,
+                                      uint32_t                       n_outputs,
+                                      const llama_memory_context_i * mctx) {
     auto & cur = ctx.cparams.ridgefill;
     if (!cur.maps) {
         return;
     }
     const auto reserve_mode = [&](llama_ridgefill_mode mode, const char * name, uint32_t n_out) {
-        cur.mode = mode;
+        cur.mode  = mode;
         auto * gf = ctx.graph_reserve(n_tokens, n_seqs, n_out, mctx, ctx.model.hparams.no_alloc);
-        cur.mode = LLAMA_RIDGEFILL_MODE_FULL;
+        cur.mode  = LLAMA_RIDGEFILL_MODE_FULL;
         if (gf) {
-            LLAMA_LOG_INFO("ridgefill_reserve: %s graph nodes = %d, split = %d\n", name, ggml_graph_n_nodes(gf), cur.split);
+            LLAMA_LOG_INFO("ridgefill_reserve: %s graph nodes = %d, split = %d\n", name, ggml_graph_n_nodes(gf),
+                           cur.split);
         }
         return gf != nullptr;
     };
@@ -208,12 +218,14 @@ void llama_ridgefill_context::reserve(uint32_t n_tokens, uint32_t n_seqs, uint32
     bool ok = reserve_mode(LLAMA_RIDGEFILL_MODE_FILL, "FILL", 1);
     if (ok && cur.states) {
         llama_ridgefill_selection selection = {};
-        selection.heads = cur.maps->splits.at(cur.split).heads;
-        cur.selection   = &selection;
-        const int32_t n_most = ctx.cparams.kv_unified ? n_tokens : n_tokens/n_seqs;
-        cur.n_query     = selection.heads.empty() ? 0 : std::min(n_most, llama_ridgefill_default_select_params(cur.maps, cur.split).n_query);
-        cur.n_end       = std::min(cur.n_query, LLAMA_RIDGEFILL_N_END);
-        ok = reserve_mode(LLAMA_RIDGEFILL_MODE_LOWER, "LOWER", 1);
+        selection.heads                     = cur.maps->splits.at(cur.split).heads;
+        cur.selection                       = &selection;
+        const int32_t n_most                = ctx.cparams.kv_unified ? n_tokens : n_tokens / n_seqs;
+        cur.n_query   = selection.heads.empty() ?
+                            0 :
+                            std::min(n_most, llama_ridgefill_default_select_params(cur.maps, cur.split).n_query);
+        cur.n_end     = std::min(cur.n_query, LLAMA_RIDGEFILL_N_END);
+        ok            = reserve_mode(LLAMA_RIDGEFILL_MODE_LOWER, "LOWER", 1);
         cur.selection = nullptr;
         cur.n_query   = 0;
         cur.n_end     = 0;

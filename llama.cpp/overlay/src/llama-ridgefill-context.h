@@ -1,10 +1,10 @@
 #pragma once
 
-#include "llama-ridgefill.h"
 #include "llama-ridgefill-capture.h"
 #include "llama-ridgefill-mode.h"
 #include "llama-ridgefill-select.h"
 #include "llama-ridgefill-states.h"
+#include "llama-ridgefill.h"
 
 #include <cstdint>
 #include <map>
@@ -18,20 +18,20 @@ struct llama_memory_breakdown_data;
 struct llama_memory_context_i;
 struct llama_ridgefill_marks;
 struct llama_ubatch;
-class  llama_batch_allocr;
-class  llama_io_read_i;
-class  llama_io_write_i;
+class llama_batch_allocr;
+class llama_io_read_i;
+class llama_io_write_i;
 
 // a cached row that runs again
 struct llama_ridgefill_row {
     llama_seq_id seq_id;
     llama_pos    pos;
-    int64_t      out = -1; // the row of the logits that it gets, -1 for none
+    int64_t      out = -1;  // the row of the logits that it gets, -1 for none
 };
 
 // the RidgeFill part of a llama_context, which owns it and calls the methods named "hooks"
 class llama_ridgefill_context {
-public:
+  public:
     explicit llama_ridgefill_context(llama_context & ctx) : ctx(ctx) {}
 
     llama_ridgefill_counters counters = {};
@@ -97,33 +97,34 @@ public:
 
     // sections behind the memory's data in a saved state, seq_id < 0: all sequences
     void state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags);
-    void state_read (llama_io_read_i  & io, llama_seq_id seq_id, llama_state_seq_flags flags);
+    void state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags);
 
     // files with filled cells have a version of their own
     uint32_t version(uint32_t version, llama_seq_id seq_id) const;
-    bool is_version (uint32_t found, uint32_t version);
-    bool is_complete(llama_seq_id seq_id);
+    bool     is_version(uint32_t found, uint32_t version);
+    bool     is_complete(llama_seq_id seq_id);
 
     void memory_breakdown(std::map<ggml_backend_buffer_type_t, llama_memory_breakdown_data> & res) const;
 
-private:
+  private:
     void states_read(llama_io_read_i & io, llama_seq_id seq_id);
 
     llama_context & ctx;
 
-    bool file_is_filled = false; // what the version of the state file that is being read says
+    bool file_is_filled = false;       // what the version of the state file that is being read says
 
-    std::vector<int32_t> upper_cells; // cells of the UPPER ubatch
+    std::vector<int32_t> upper_cells;  // cells of the UPPER ubatch
 
     // the sequences whose prompt the batch ends, and the output rows that their tails have in the batch
     struct tail_output {
         llama_pos pos;
         int64_t   row;
     };
+
     std::map<llama_seq_id, std::vector<tail_output>> finishing;
 
     int64_t t_start_us = 0;
-    int64_t n_outputs  = 0; // of the batch so far
+    int64_t n_outputs  = 0;  // of the batch so far
 };
 
 // why rows of this context cannot be filled, "" if they can

@@ -14,20 +14,21 @@ struct log_listener {
 
     log_listener() {
         ggml_log_get(&callback, &user_data);
-        ggml_log_set([](ggml_log_level level, const char * text, void * data) {
-            auto * self = (log_listener *) data;
-            if (level == GGML_LOG_LEVEL_ERROR) {
-                self->first = self->first.empty() ? text : self->first; // later ones only say what failed because of it
-            }
-            if (self->callback) {
-                self->callback(level, text, self->user_data);
-            }
-        }, this);
+        ggml_log_set(
+            [](ggml_log_level level, const char * text, void * data) {
+                auto * self = (log_listener *) data;
+                if (level == GGML_LOG_LEVEL_ERROR) {
+                    self->first =
+                        self->first.empty() ? text : self->first;  // later ones only say what failed because of it
+                }
+                if (self->callback) {
+                    self->callback(level, text, self->user_data);
+                }
+            },
+            this);
     }
 
-    ~log_listener() {
-        ggml_log_set(callback, user_data);
-    }
+    ~log_listener() { ggml_log_set(callback, user_data); }
 };
 
 llama_ridgefill_gguf::llama_ridgefill_gguf(const char * path) {
@@ -40,17 +41,19 @@ llama_ridgefill_gguf::llama_ridgefill_gguf(const char * path) {
     log_listener log;
 
     ggml_context * ctx_init = nullptr;
-    ctx_gguf.reset(gguf_init_from_file(path, { /*.no_alloc =*/ true, /*.ctx =*/ &ctx_init }));
+    ctx_gguf.reset(gguf_init_from_file(path, { /*.no_alloc =*/true, /*.ctx =*/&ctx_init }));
     if (!ctx_gguf) {
         while (!log.first.empty() && log.first.back() == '\n') {
             log.first.pop_back();
         }
-        throw std::runtime_error(format("not a valid GGUF file: %s", log.first.empty() ? "it is empty or damaged" : log.first.c_str()));
+        throw std::runtime_error(
+            format("not a valid GGUF file: %s", log.first.empty() ? "it is empty or damaged" : log.first.c_str()));
     }
     ctx.reset(ctx_init);
 
     if (gguf_find_key(ctx_gguf.get(), "split.count") >= 0) {
-        throw std::runtime_error("key 'split.count': the file is one of several shards (hint: merge them with llama-gguf-split)");
+        throw std::runtime_error(
+            "key 'split.count': the file is one of several shards (hint: merge them with llama-gguf-split)");
     }
 }
 
@@ -61,7 +64,8 @@ int64_t llama_ridgefill_gguf::find(const char * key, gguf_type type) const {
     }
     const gguf_type found = gguf_get_kv_type(ctx_gguf.get(), id);
     if (found != type) {
-        throw std::runtime_error(format("key '%s': expected type %s, found %s", key, gguf_type_name(type), gguf_type_name(found)));
+        throw std::runtime_error(
+            format("key '%s': expected type %s, found %s", key, gguf_type_name(type), gguf_type_name(found)));
     }
     return id;
 }
@@ -107,7 +111,8 @@ int32_t llama_ridgefill_gguf::get_u32(const char * key, uint32_t value_default, 
 static void check_arr_type(const gguf_context * ctx, int64_t id, const char * key, gguf_type type) {
     const gguf_type found = gguf_get_arr_type(ctx, id);
     if (found != type) {
-        throw std::runtime_error(format("key '%s': expected an array of %s, found one of %s", key, gguf_type_name(type), gguf_type_name(found)));
+        throw std::runtime_error(format("key '%s': expected an array of %s, found one of %s", key, gguf_type_name(type),
+                                        gguf_type_name(found)));
     }
 }
 
@@ -133,7 +138,8 @@ std::vector<std::string> llama_ridgefill_gguf::get_arr_str(const char * key) con
 void llama_ridgefill_gguf::expect_str(const char * key, const char * expected, const char * hint) const {
     const std::string found = get_str(key);
     if (found != expected) {
-        throw std::runtime_error(format("key '%s': expected '%s', found '%s' (hint: %s)", key, expected, found.c_str(), hint));
+        throw std::runtime_error(
+            format("key '%s': expected '%s', found '%s' (hint: %s)", key, expected, found.c_str(), hint));
     }
 }
 
@@ -167,7 +173,8 @@ ggml_tensor * llama_ridgefill_gguf::next_tensor(ggml_tensor * t) const {
 }
 
 size_t llama_ridgefill_gguf::tensor_offset(const char * name) const {
-    return gguf_get_data_offset(ctx_gguf.get()) + gguf_get_tensor_offset(ctx_gguf.get(), gguf_find_tensor(ctx_gguf.get(), name));
+    return gguf_get_data_offset(ctx_gguf.get()) +
+           gguf_get_tensor_offset(ctx_gguf.get(), gguf_find_tensor(ctx_gguf.get(), name));
 }
 
 void llama_ridgefill_gguf::check_data(const ggml_tensor * t) const {
@@ -177,7 +184,8 @@ void llama_ridgefill_gguf::check_data(const ggml_tensor * t) const {
         throw std::runtime_error(format("tensor '%s': is empty", t->name));
     }
     if (offs + size < offs || offs + size > file_size) {
-        throw std::runtime_error(format("tensor '%s': expected %zu bytes at offset %zu, the file ends at %zu (hint: it is incomplete)",
-                    t->name, size, offs, file_size));
+        throw std::runtime_error(
+            format("tensor '%s': expected %zu bytes at offset %zu, the file ends at %zu (hint: it is incomplete)",
+                   t->name, size, offs, file_size));
     }
 }

@@ -16,11 +16,14 @@
 
 // what the maps are applied to
 struct fill_features {
-    ggml_tensor * x; // [n_embd, n_tokens] split state, divided by its RMS if the maps ask for it
-    ggml_tensor * r; // [1, n_tokens] the RMS, nullptr if not needed
+    ggml_tensor * x;  // [n_embd, n_tokens] split state, divided by its RMS if the maps ask for it
+    ggml_tensor * r;  // [1, n_tokens] the RMS, nullptr if not needed
 };
 
-static fill_features build_features(ggml_context * ctx, const llama_ridgefill & maps, llama_ridgefill_target target, ggml_tensor * x_s) {
+static fill_features build_features(ggml_context *          ctx,
+                                    const llama_ridgefill & maps,
+                                    llama_ridgefill_target  target,
+                                    ggml_tensor *           x_s) {
     fill_features res = { x_s, nullptr };
 
     // also keeps f16 products in range: split states above 65504 exist
@@ -37,7 +40,10 @@ static fill_features build_features(ggml_context * ctx, const llama_ridgefill & 
     return res;
 }
 
-static ggml_tensor * build_map(ggml_context * ctx, const llama_ridgefill_map & map, const fill_features & features, const ggml_tensor * like) {
+static ggml_tensor * build_map(ggml_context *              ctx,
+                               const llama_ridgefill_map & map,
+                               const fill_features &       features,
+                               const ggml_tensor *         like) {
     auto * cur = features.x;
     if (like->ne[2] != 1) {
         cur = ggml_reshape_3d(ctx, cur, cur->ne[0], like->ne[1], like->ne[2]);
@@ -61,23 +67,28 @@ static void retarget(ggml_tensor * t, const ggml_tensor * cur) {
 
     t->op = cur->op;
     memcpy(t->op_params, cur->op_params, sizeof(t->op_params));
-    memcpy(t->src,       cur->src,       sizeof(t->src));
+    memcpy(t->src, cur->src, sizeof(t->src));
 }
 
 // weights of the layers that a filled row must not need: a map was not applied where it should be
-static void check_reached(const llama_model & model, const std::unordered_set<ggml_tensor *> & reached, int32_t split,
-        const std::unordered_set<const ggml_tensor *> & cut) {
+static void check_reached(const llama_model &                             model,
+                          const std::unordered_set<ggml_tensor *> &       reached,
+                          int32_t                                         split,
+                          const std::unordered_set<const ggml_tensor *> & cut) {
     for (const auto * t : reached) {
         if (cut.count(t)) {
-            throw std::runtime_error(format("architecture '%s' cannot be filled with these maps: memory writes above layer %d depend on '%s' past the maps (hint: try the target 'input')",
-                        llm_arch_name(model.arch), split, t->name));
+            throw std::runtime_error(
+                format("architecture '%s' cannot be filled with these maps: memory writes above layer %d depend on "
+                       "'%s' past the maps (hint: try the target 'input')",
+                       llm_arch_name(model.arch), split, t->name));
         }
-        int il = -1;
+        int  il = -1;
         char rest[GGML_MAX_NAME];
         if (t->op == GGML_OP_NONE && sscanf(t->name, "blk.%9d.%63s", &il, rest) == 2 && il >= split &&
-                (strncmp(rest, "ffn_down", 8) == 0 || strncmp(rest, "attn_output", 11) == 0)) {
-            throw std::runtime_error(format("architecture '%s' cannot be filled: memory writes above layer %d depend on '%s'",
-                        llm_arch_name(model.arch), split, t->name));
+            (strncmp(rest, "ffn_down", 8) == 0 || strncmp(rest, "attn_output", 11) == 0)) {
+            throw std::runtime_error(
+                format("architecture '%s' cannot be filled: memory writes above layer %d depend on '%s'",
+                       llm_arch_name(model.arch), split, t->name));
         }
     }
 }
@@ -108,18 +119,25 @@ static void keep_only(llm_graph_result & res, const std::unordered_set<ggml_tens
 }
 
 // store the split states of the rows in the cells of the attention cache that the rows get
-static ggml_tensor * build_state_write(const llama_model & model, llm_graph_result & res, ggml_tensor * states, ggml_tensor * x_s) {
+static ggml_tensor * build_state_write(const llama_model & model,
+                                       llm_graph_result &  res,
+                                       ggml_tensor *       states,
+                                       ggml_tensor *       x_s) {
     for (auto * sink : llama_ridgefill_find_sinks(res.get_gf())) {
         const int32_t il = llama_ridgefill_sink_layer(sink);
         if (sink->op == GGML_OP_SET_ROWS && il >= 0 && !model.hparams.is_swa(il) &&
-                strncmp(llama_ridgefill_view_root(sink)->name, "cache_k_", 8) == 0) {
+            strncmp(llama_ridgefill_view_root(sink)->name, "cache_k_", 8) == 0) {
             return ggml_set_rows(res.get_ctx(), states, x_s, sink->src[1]);
         }
     }
-    throw std::runtime_error(format("architecture '%s' has no attention cache for the split states", llm_arch_name(model.arch)));
+    throw std::runtime_error(
+        format("architecture '%s' has no attention cache for the split states", llm_arch_name(model.arch)));
 }
 
-void llama_ridgefill_rewrite_fill(const llama_model & model, llm_graph_result & res, const llama_ridgefill & maps, int32_t split) {
+void llama_ridgefill_rewrite_fill(const llama_model &     model,
+                                  llm_graph_result &      res,
+                                  const llama_ridgefill & maps,
+                                  int32_t                 split) {
     auto * ctx = res.get_ctx();
     auto * gf  = res.get_gf();
 
@@ -165,7 +183,7 @@ static void rewrite_lower(const llama_model & model, llm_graph_result & res, con
 
     std::vector<ggml_tensor *> scores;
     if (cur.n_query > 0) {
-        scores = llama_ridgefill_build_scores(model, res, cur.selection->heads, cur.n_query, cur.n_end);
+        scores                 = llama_ridgefill_build_scores(model, res, cur.selection->heads, cur.n_query, cur.n_end);
         cur.selection->tensors = scores;
     }
 
@@ -180,7 +198,7 @@ static void rewrite_lower(const llama_model & model, llm_graph_result & res, con
     for (auto * t : scores) {
         ggml_build_forward_expand(res.get_gf(), t);
     }
-    res.t_logits = nullptr; // the rows get their logits later
+    res.t_logits = nullptr;  // the rows get their logits later
 }
 
 // rows that came as embeddings have no token
@@ -188,7 +206,10 @@ static bool has_all_tokens(const llama_ubatch & ubatch) {
     return std::find(ubatch.token, ubatch.token + ubatch.n_tokens, LLAMA_TOKEN_NULL) == ubatch.token + ubatch.n_tokens;
 }
 
-static void rewrite_upper(const llama_model & model, llm_graph_result & res, const llama_ridgefill_cparams & cur, const llama_ubatch & ubatch) {
+static void rewrite_upper(const llama_model &             model,
+                          llm_graph_result &              res,
+                          const llama_ridgefill_cparams & cur,
+                          const llama_ubatch &            ubatch) {
     auto * ctx = res.get_ctx();
     auto * gf  = res.get_gf();
 
@@ -211,7 +232,9 @@ static void rewrite_upper(const llama_model & model, llm_graph_result & res, con
     }
 
     if (reached.count(res.get_inp_tokens()) && !has_all_tokens(ubatch)) {
-        throw std::runtime_error(format("rows that came as embeddings cannot run again: upper layers of architecture '%s' read the input too", llm_arch_name(model.arch)));
+        throw std::runtime_error(format(
+            "rows that came as embeddings cannot run again: upper layers of architecture '%s' read the input too",
+            llm_arch_name(model.arch)));
     }
 
     // the new node is the first that the upper layers need
@@ -230,10 +253,17 @@ bool llama_ridgefill_on_build(const llama_model & model, const llm_graph_params 
             state_write = build_state_write(model, res, cur.states, find_split_state(model, res, cur.split));
         }
         switch (cur.mode) {
-            case LLAMA_RIDGEFILL_MODE_FULL:                                                                   break;
-            case LLAMA_RIDGEFILL_MODE_FILL:  llama_ridgefill_rewrite_fill(model, res, *cur.maps, cur.split);  break;
-            case LLAMA_RIDGEFILL_MODE_LOWER: rewrite_lower(model, res, cur);                                  break;
-            case LLAMA_RIDGEFILL_MODE_UPPER: rewrite_upper(model, res, cur, params.ubatch);                   break;
+            case LLAMA_RIDGEFILL_MODE_FULL:
+                break;
+            case LLAMA_RIDGEFILL_MODE_FILL:
+                llama_ridgefill_rewrite_fill(model, res, *cur.maps, cur.split);
+                break;
+            case LLAMA_RIDGEFILL_MODE_LOWER:
+                rewrite_lower(model, res, cur);
+                break;
+            case LLAMA_RIDGEFILL_MODE_UPPER:
+                rewrite_upper(model, res, cur, params.ubatch);
+                break;
         }
         if (state_write) {
             ggml_build_forward_expand(res.get_gf(), state_write);

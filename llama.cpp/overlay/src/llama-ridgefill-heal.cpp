@@ -14,7 +14,8 @@
 // sequence has left when other rows need room, and saved sequences do not have them
 static bool has_cells(const llama_ridgefill_cells & kvs, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     for (llama_pos p = p0; kvs.swa && p < p1; ++p) {
-        if (llama_ridgefill_cells::find(*kvs.base, seq_id, p) >= 0 && llama_ridgefill_cells::find(*kvs.swa, seq_id, p) < 0) {
+        if (llama_ridgefill_cells::find(*kvs.base, seq_id, p) >= 0 &&
+            llama_ridgefill_cells::find(*kvs.swa, seq_id, p) < 0) {
             return false;
         }
     }
@@ -45,8 +46,8 @@ static bool is_shared_whole(const llama_kv_cells & cells, llama_seq_id seq_id, l
         }
     }
     return std::all_of(others.begin(), others.end(), [&](llama_seq_id id) {
-        const auto & rows = cells.seq_pos_get(id);
-        const auto differ = std::mismatch(own.begin(), end, rows.begin(), rows.end()).first;
+        const auto & rows   = cells.seq_pos_get(id);
+        const auto   differ = std::mismatch(own.begin(), end, rows.begin(), rows.end()).first;
         return std::none_of(differ, end, [&](const auto & row) { return cells.seq_has(row.second, id); });
     });
 }
@@ -69,27 +70,34 @@ int32_t llama_ridgefill_context::heal(llama_seq_id seq_id, int32_t n_max) {
 
     const llama_ridgefill_cells kvs(ctx.memory.get());
 
-    std::vector<llama_ridgefill_row> rows;
+    std::vector<llama_ridgefill_row>  rows;
     std::map<llama_seq_id, llama_pos> end;
-    int32_t n_seqs = next.size();
+    int32_t                           n_seqs = next.size();
     for (const auto & [id, from] : next) {
         const llama_pos last = ctx.memory->seq_pos_max(id);
-        const int32_t   n    = (n_max - (int32_t) rows.size())/n_seqs--;
+        const int32_t   n    = (n_max - (int32_t) rows.size()) / n_seqs--;
         for (llama_pos p = from; p <= last && p - from < n; ++p) {
             // a later row sees nothing new but the rows since
-            const bool is_whole = has_cells(kvs, id, kvs.swa && p == from ? window_start(ctx.model.hparams, p) : p, p + 1);
+            const bool is_whole =
+                has_cells(kvs, id, kvs.swa && p == from ? window_start(ctx.model.hparams, p) : p, p + 1);
             if ((p > from || seq_id < 0) && (!is_whole || !marks.states[id].contains(p))) {
-                break; // the rows before and other sequences can be healed
+                break;  // the rows before and other sequences can be healed
             }
             if (!is_whole) {
-                throw std::runtime_error(format("position %d of sequence %d attends to rows that a sliding window has dropped (hint: the prompt must run again)", p, id));
+                throw std::runtime_error(
+                    format("position %d of sequence %d attends to rows that a sliding window has dropped (hint: the "
+                           "prompt must run again)",
+                           p, id));
             }
             rows.push_back({ id, p });
             end[id] = p + 1;
         }
         if (kvs.base && end.count(id) && !is_shared_whole(kvs.base->get_cells(id), id, from, end[id])) {
             if (seq_id >= 0) {
-                throw std::runtime_error(format("rows [%d, %d) of sequence %d are in cells that another sequence has behind other rows (hint: remove one of the sequences)", from, end[id], id));
+                throw std::runtime_error(
+                    format("rows [%d, %d) of sequence %d are in cells that another sequence has behind other rows "
+                           "(hint: remove one of the sequences)",
+                           from, end[id], id));
             }
             rows.resize(rows.size() - (end[id] - from));
             end.erase(id);

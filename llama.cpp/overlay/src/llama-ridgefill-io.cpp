@@ -14,10 +14,10 @@
 #include <cstring>
 #include <stdexcept>
 
-static constexpr uint32_t MAGIC_FILLED = 0x6c696672; // "rfil"
-static constexpr uint32_t MAGIC_STATES = 0x74736672; // "rfst"
+static constexpr uint32_t MAGIC_FILLED = 0x6c696672;  // "rfil"
+static constexpr uint32_t MAGIC_STATES = 0x74736672;  // "rfst"
 
-static constexpr size_t MAX_CHUNK = 1 << 20; // bytes that a section needs on the host at a time
+static constexpr size_t MAX_CHUNK = 1 << 20;          // bytes that a section needs on the host at a time
 
 template <typename T> static void put(llama_io_write_i & io, const T & value) {
     io.write(&value, sizeof(value));
@@ -57,12 +57,13 @@ static void put_range(llama_io_write_i & io, llama_seq_id seq_id, const llama_ri
 
 static seq_range take_range(llama_io_read_i & io, const seq_range & last) {
     seq_range res;
-    res.seq_id = take<llama_seq_id>(io);
-    res.p0     = take<llama_pos>(io);
-    res.p1     = take<llama_pos>(io);
+    res.seq_id            = take<llama_seq_id>(io);
+    res.p0                = take<llama_pos>(io);
+    res.p1                = take<llama_pos>(io);
     const bool after_last = res.seq_id > last.seq_id || (res.seq_id == last.seq_id && res.p0 >= last.p1);
     if (res.seq_id < 0 || res.seq_id >= LLAMA_MAX_SEQ || res.p0 < 0 || res.p0 >= res.p1 || !after_last) {
-        throw std::runtime_error(format("bad range of rows in a saved state: sequence %d, positions [%d, %d)", res.seq_id, res.p0, res.p1));
+        throw std::runtime_error(
+            format("bad range of rows in a saved state: sequence %d, positions [%d, %d)", res.seq_id, res.p0, res.p1));
     }
     return res;
 }
@@ -75,7 +76,7 @@ void llama_ridgefill_marks::state_write(llama_io_write_i & io, llama_seq_id seq_
     auto approximate = filled;
     for (const auto & [id, pos] : healed_to) {
         if (!approximate[id].contains(pos)) {
-            approximate[id].add(pos, pos + 1, 0); // ends what an exact prompt can reuse
+            approximate[id].add(pos, pos + 1, 0);  // ends what an exact prompt can reuse
         }
     }
 
@@ -102,7 +103,7 @@ void llama_ridgefill_marks::state_write(llama_io_write_i & io, llama_seq_id seq_
 
 void llama_ridgefill_marks::state_read(llama_io_read_i & io, llama_seq_id seq_id) {
     const uint32_t n = take<uint32_t>(io);
-    seq_range r = { -1, 0, 0 };
+    seq_range      r = { -1, 0, 0 };
     for (uint32_t i = 0; i < n; ++i) {
         r = take_range(io, r);
         filled[seq_id < 0 ? r.seq_id : seq_id].add(r.p0, r.p1, take<uint64_t>(io));
@@ -115,18 +116,21 @@ void llama_ridgefill_marks::state_read(llama_io_read_i & io, llama_seq_id seq_id
 
 // the cells of the rows in the ranges, each once: sequences may share cells
 static std::vector<int32_t> find_rows(const llama_kv_cache & kv, const std::vector<seq_range> & ranges) {
-    const size_t n_cells = (size_t) kv.get_size()*kv.get_n_stream();
+    const size_t n_cells = (size_t) kv.get_size() * kv.get_n_stream();
 
     std::vector<bool>    seen(n_cells, false);
     std::vector<int32_t> res;
     for (const auto & r : ranges) {
-        if ((size_t) (r.p1 - r.p0) > n_cells || (kv.get_n_stream() > 1 && r.seq_id >= (llama_seq_id) kv.get_n_stream())) {
-            throw std::runtime_error(format("split states: there are no rows [%d, %d) of sequence %d in the cache", r.p0, r.p1, r.seq_id));
+        if ((size_t) (r.p1 - r.p0) > n_cells ||
+            (kv.get_n_stream() > 1 && r.seq_id >= (llama_seq_id) kv.get_n_stream())) {
+            throw std::runtime_error(
+                format("split states: there are no rows [%d, %d) of sequence %d in the cache", r.p0, r.p1, r.seq_id));
         }
         for (llama_pos pos = r.p0; pos < r.p1; ++pos) {
             const int32_t cell = llama_ridgefill_cells::find(kv, r.seq_id, pos);
             if (cell < 0) {
-                throw std::runtime_error(format("split states: not all rows [%d, %d) of sequence %d are in the cache", r.p0, r.p1, r.seq_id));
+                throw std::runtime_error(format("split states: not all rows [%d, %d) of sequence %d are in the cache",
+                                                r.p0, r.p1, r.seq_id));
             }
             if (!seen[cell]) {
                 seen[cell] = true;
@@ -139,19 +143,19 @@ static std::vector<int32_t> find_rows(const llama_kv_cache & kv, const std::vect
 
 // call fn(offset, size) for the bytes of consecutive cells
 template <typename F> static void each_run(const std::vector<int32_t> & cells, size_t row_size, const F & fn) {
-    const size_t n_max = std::max<size_t>(1, MAX_CHUNK/row_size);
+    const size_t n_max = std::max<size_t>(1, MAX_CHUNK / row_size);
     for (size_t i = 0, n; i < cells.size(); i += n) {
         n = 1;
         while (n < n_max && i + n < cells.size() && cells[i + n] == cells[i] + (int32_t) n) {
             n++;
         }
-        fn(cells[i]*row_size, n*row_size);
+        fn(cells[i] * row_size, n * row_size);
     }
 }
 
 void llama_ridgefill_context::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
     if (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) {
-        return; // holds no attention cells
+        return;  // holds no attention cells
     }
     const auto & marks = ctx.memory->ridgefill;
     marks.state_write(io, seq_id);
@@ -163,13 +167,14 @@ void llama_ridgefill_context::state_write(llama_io_write_i & io, llama_seq_id se
     update();
 
     const llama_ridgefill_cells kvs(ctx.memory.get());
-    const llama_kv_cache & kv = *kvs.base;
+    const llama_kv_cache &      kv = *kvs.base;
 
     // rows before the first approximate one never run again, nor do those that a window has left: the state of a
     // sequence does not hold their cells
     const auto & hparams = ctx.model.hparams;
-    const auto is_left = [&](llama_pos pos, llama_seq_id id) {
-        return kvs.swa && seq_id >= 0 && llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, pos, kv.seq_pos_max(id));
+    const auto   is_left = [&](llama_pos pos, llama_seq_id id) {
+        return kvs.swa && seq_id >= 0 &&
+               llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, pos, kv.seq_pos_max(id));
     };
     std::vector<seq_range> ranges;
     for (const auto & [id, rows] : marks.states) {
@@ -193,12 +198,12 @@ void llama_ridgefill_context::state_write(llama_io_write_i & io, llama_seq_id se
         return;
     }
 
-    auto * x = states->x;
+    auto *     x     = states->x;
     const auto cells = find_rows(kv, ranges);
 
     put(io, MAGIC_STATES);
-    put(io, (int32_t)  ctx.cparams.ridgefill.split);
-    put(io, (int32_t)  x->type);
+    put(io, (int32_t) ctx.cparams.ridgefill.split);
+    put(io, (int32_t) x->type);
     put(io, (uint32_t) x->ne[0]);
     put(io, (uint64_t) ctx.cparams.ridgefill.maps->hash);
     put(io, (uint32_t) ranges.size());
@@ -230,32 +235,37 @@ void llama_ridgefill_context::states_read(llama_io_read_i & io, llama_seq_id seq
     const auto n_rows   = take<uint32_t>(io);
 
     if (!llama_ridgefill_states::is_type(type) || width != ctx.model.hparams.n_embd) {
-        throw std::runtime_error(format("split states: expected %u values of type f32, f16 or bf16 in a row, found %u of type %d", ctx.model.hparams.n_embd, width, type));
+        throw std::runtime_error(
+            format("split states: expected %u values of type f32, f16 or bf16 in a row, found %u of type %d",
+                   ctx.model.hparams.n_embd, width, type));
     }
     if (!states) {
         // rows of this context do not run again
-        skip(io, n_ranges*(uint64_t) sizeof(seq_range) + n_rows*(sizeof(llama_token) + (uint64_t) ggml_row_size((ggml_type) type, width)));
+        skip(io, n_ranges * (uint64_t) sizeof(seq_range) +
+                     n_rows * (sizeof(llama_token) + (uint64_t) ggml_row_size((ggml_type) type, width)));
         return;
     }
 
     auto * x = states->x;
     if (type != x->type) {
-        throw std::runtime_error(format("split states: expected type %s, found %s", ggml_type_name(x->type), ggml_type_name((ggml_type) type)));
+        throw std::runtime_error(format("split states: expected type %s, found %s", ggml_type_name(x->type),
+                                        ggml_type_name((ggml_type) type)));
     }
     if (split != ctx.cparams.ridgefill.split || hash != ctx.cparams.ridgefill.maps->hash) {
-        throw std::runtime_error(format("split states: expected split %d and maps %016" PRIx64 ", found %d and %016" PRIx64 " (hint: they fit the maps they were saved with)",
-                    ctx.cparams.ridgefill.split, ctx.cparams.ridgefill.maps->hash, split, hash));
+        throw std::runtime_error(format("split states: expected split %d and maps %016" PRIx64
+                                        ", found %d and %016" PRIx64 " (hint: they fit the maps they were saved with)",
+                                        ctx.cparams.ridgefill.split, ctx.cparams.ridgefill.maps->hash, split, hash));
     }
 
     std::vector<seq_range> ranges;
-    seq_range last = { -1, 0, 0 };
+    seq_range              last = { -1, 0, 0 };
     for (uint32_t i = 0; i < n_ranges; ++i) {
         last = take_range(io, last);
         ranges.push_back({ seq_id < 0 ? last.seq_id : seq_id, last.p0, last.p1 });
     }
 
-    llama_kv_cache & kv = *llama_ridgefill_cells(ctx.memory.get()).base;
-    const auto cells = find_rows(kv, ranges);
+    llama_kv_cache & kv    = *llama_ridgefill_cells(ctx.memory.get()).base;
+    const auto       cells = find_rows(kv, ranges);
     if (cells.size() != n_rows) {
         throw std::runtime_error(format("split states: expected %zu rows, found %u", cells.size(), n_rows));
     }
@@ -294,7 +304,7 @@ void llama_ridgefill_context::state_read(llama_io_read_i & io, llama_seq_id seq_
 
     try {
         uint32_t magic;
-        bool more = take_magic(io, magic);
+        bool     more = take_magic(io, magic);
         if (more && magic == MAGIC_FILLED) {
             marks.state_read(io, seq_id);
             more = take_magic(io, magic);

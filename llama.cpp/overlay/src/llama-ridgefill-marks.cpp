@@ -7,7 +7,7 @@ static constexpr llama_pos POS_MAX = std::numeric_limits<llama_pos>::max();
 
 // negative positions mean "from the start" and "to the end", as in llama_memory_seq_*
 static void resolve(llama_pos & p0, llama_pos & p1) {
-    p0 = p0 < 0 ? 0       : p0;
+    p0 = p0 < 0 ? 0 : p0;
     p1 = p1 < 0 ? POS_MAX : p1;
 }
 
@@ -29,12 +29,12 @@ void llama_ridgefill_ranges::add(llama_pos p0, llama_pos p1, uint64_t id) {
     erase(p0, p1);
 
     auto it = std::lower_bound(data.begin(), data.end(), p0, [](const range & r, llama_pos p) { return r.p0 < p; });
-    it = data.insert(it, { p0, p1, id });
+    it      = data.insert(it, { p0, p1, id });
 
     // join the neighbours that touch
     if (auto next = it + 1; next != data.end() && next->p0 == it->p1 && next->id == id) {
         it->p1 = next->p1;
-        it = data.erase(next) - 1;
+        it     = data.erase(next) - 1;
     }
     if (it != data.begin() && (it - 1)->p1 == it->p0 && (it - 1)->id == id) {
         (it - 1)->p1 = it->p1;
@@ -73,7 +73,7 @@ template <typename F> void llama_ridgefill_ranges::relocate(llama_pos p0, llama_
         const llama_pos a = std::max(r.p0, p0);
         const llama_pos b = std::min(r.p1, p1);
         if (a < b) {
-            moved.push_back(move(range { a, b, r.id }));
+            moved.push_back(move(range{ a, b, r.id }));
         }
     }
 
@@ -85,15 +85,17 @@ template <typename F> void llama_ridgefill_ranges::relocate(llama_pos p0, llama_
 }
 
 void llama_ridgefill_ranges::shift(llama_pos p0, llama_pos p1, llama_pos delta) {
-    relocate(p0, p1, [&](const range & r) { return range { std::max(0, r.p0 + delta), std::max(0, r.p1 + delta), r.id }; });
+    relocate(p0, p1,
+             [&](const range & r) { return range{ std::max(0, r.p0 + delta), std::max(0, r.p1 + delta), r.id }; });
 }
 
 void llama_ridgefill_ranges::div(llama_pos p0, llama_pos p1, int d) {
-    relocate(p0, p1, [&](const range & r) { return range { r.p0/d, (r.p1 - 1)/d + 1, r.id }; });
+    relocate(p0, p1, [&](const range & r) { return range{ r.p0 / d, (r.p1 - 1) / d + 1, r.id }; });
 }
 
 bool llama_ridgefill_ranges::contains(llama_pos p) const {
-    const auto it = std::upper_bound(data.begin(), data.end(), p, [](llama_pos p, const range & r) { return p < r.p1; });
+    const auto it =
+        std::upper_bound(data.begin(), data.end(), p, [](llama_pos p, const range & r) { return p < r.p1; });
     return it != data.end() && it->p0 <= p;
 }
 
@@ -116,7 +118,8 @@ bool llama_ridgefill_marks::has_pending(llama_seq_id seq_id, llama_pos p0, llama
         return false;
     }
     const auto & ranges = it->second.get();
-    return std::any_of(ranges.begin(), ranges.end(), [&](const auto & r) { return r.id == ID_PENDING && r.p0 < p1 && p0 < r.p1; });
+    return std::any_of(ranges.begin(), ranges.end(),
+                       [&](const auto & r) { return r.id == ID_PENDING && r.p0 < p1 && p0 < r.p1; });
 }
 
 llama_pos llama_ridgefill_marks::approximate_from(llama_seq_id seq_id) const {
@@ -134,13 +137,16 @@ bool llama_ridgefill_marks::is_approximate(llama_seq_id seq_id) const {
     if (seq_id >= 0) {
         return approximate_from(seq_id) != POS_MAX;
     }
-    return !healed_to.empty() || std::any_of(filled.begin(), filled.end(), [](const auto & it) { return !it.second.empty(); });
+    return !healed_to.empty() ||
+           std::any_of(filled.begin(), filled.end(), [](const auto & it) { return !it.second.empty(); });
 }
 
-llama_pos llama_ridgefill_marks::reusable(
-        llama_seq_id seq_id, const llama_ridgefill_ranges & want, uint64_t id, llama_pos n_past) const {
+llama_pos llama_ridgefill_marks::reusable(llama_seq_id                   seq_id,
+                                          const llama_ridgefill_ranges & want,
+                                          uint64_t                       id,
+                                          llama_pos                      n_past) const {
     if (want.empty()) {
-        return std::min(n_past, approximate_from(seq_id)); // exact rows that saw filled cells are not exact ones
+        return std::min(n_past, approximate_from(seq_id));  // exact rows that saw filled cells are not exact ones
     }
     const auto it = filled.find(seq_id);
     if (it == filled.end()) {
@@ -223,8 +229,8 @@ void llama_ridgefill_marks::seq_cp(llama_seq_id seq_id_src, llama_seq_id seq_id_
         if (it == marks->end()) {
             continue;
         }
-        const auto src = it->second; // the insertion below may move it
-        auto & dst = (*marks)[seq_id_dst];
+        const auto src = it->second;  // the insertion below may move it
+        auto &     dst = (*marks)[seq_id_dst];
         for (const auto & r : src.get()) {
             dst.add(std::max(r.p0, p0), std::min(r.p1, p1), r.id);
         }
@@ -298,7 +304,7 @@ void llama_ridgefill_marks::clear() {
 
 void llama_ridgefill_marks::splice(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     filled[seq_id].add(p0, p1, ID_SPLICED);
-    states[seq_id].erase(p0, p1); // running them again would not bring the lower layers back
+    states[seq_id].erase(p0, p1);  // running them again would not bring the lower layers back
 }
 
 void llama_ridgefill_marks::forget(llama_seq_id seq_id) {

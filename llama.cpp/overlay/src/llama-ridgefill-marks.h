@@ -12,25 +12,27 @@ class llama_io_read_i;
 
 // ascending, disjoint ranges of positions, each with the identity of the maps that filled it
 class llama_ridgefill_ranges {
-public:
+  public:
     struct range {
         llama_pos p0;
         llama_pos p1;
         uint64_t  id;
     };
 
-    void add  (llama_pos p0, llama_pos p1, uint64_t id);
+    void add(llama_pos p0, llama_pos p1, uint64_t id);
     void erase(llama_pos p0, llama_pos p1);
     void shift(llama_pos p0, llama_pos p1, llama_pos delta);
-    void div  (llama_pos p0, llama_pos p1, int d);
+    void div(llama_pos p0, llama_pos p1, int d);
 
     bool contains(llama_pos p) const;
+
     bool empty() const { return data.empty(); }
-    void clear()       { data.clear(); }
+
+    void clear() { data.clear(); }
 
     const std::vector<range> & get() const { return data; }
 
-private:
+  private:
     template <typename F> void relocate(llama_pos p0, llama_pos p1, const F & move);
 
     std::vector<range> data;
@@ -77,12 +79,12 @@ struct llama_ridgefill_marks {
     llama_pos reusable(llama_seq_id seq_id, const llama_ridgefill_ranges & want, uint64_t id, llama_pos n_past) const;
 
     // the arguments are those of llama_memory_seq_*
-    bool seq_rm  (bool removed, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
-    void seq_cp  (llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos p0, llama_pos p1);
+    bool seq_rm(bool removed, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+    void seq_cp(llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos p0, llama_pos p1);
     void seq_keep(llama_seq_id seq_id);
-    void seq_add (llama_seq_id seq_id, llama_pos p0, llama_pos p1, llama_pos delta);
-    void seq_div (llama_seq_id seq_id, llama_pos p0, llama_pos p1, int d);
-    void clear   ();
+    void seq_add(llama_seq_id seq_id, llama_pos p0, llama_pos p1, llama_pos delta);
+    void seq_div(llama_seq_id seq_id, llama_pos p0, llama_pos p1, int d);
+    void clear();
 
     // rows of a sequence got parts of another one's
     void splice(llama_seq_id seq_id, llama_pos p0, llama_pos p1);
@@ -93,5 +95,5 @@ struct llama_ridgefill_marks {
     // a section behind the memory's data, only if cells were filled: states of exact sequences are those of stock
     // llama.cpp; seq_id < 0: all sequences
     void state_write(llama_io_write_i & io, llama_seq_id seq_id) const;
-    void state_read (llama_io_read_i  & io, llama_seq_id seq_id);
+    void state_read(llama_io_read_i & io, llama_seq_id seq_id);
 };

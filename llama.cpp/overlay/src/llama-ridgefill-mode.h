@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-
 #include <vector>
 
 struct ggml_tensor;
@@ -11,10 +10,10 @@ struct llama_ridgefill_selection;
 
 // how the rows of a ubatch run, see docs/how-it-works.md
 enum llama_ridgefill_mode : int8_t {
-    LLAMA_RIDGEFILL_MODE_FULL = 0, // all layers, the upstream graph
-    LLAMA_RIDGEFILL_MODE_FILL,     // layers below the split, and what the maps predict for the memory of those above
-    LLAMA_RIDGEFILL_MODE_LOWER,    // layers below the split
-    LLAMA_RIDGEFILL_MODE_UPPER,    // layers from the split on, over cells that exist
+    LLAMA_RIDGEFILL_MODE_FULL = 0,  // all layers, the upstream graph
+    LLAMA_RIDGEFILL_MODE_FILL,      // layers below the split, and what the maps predict for the memory of those above
+    LLAMA_RIDGEFILL_MODE_LOWER,     // layers below the split
+    LLAMA_RIDGEFILL_MODE_UPPER,     // layers from the split on, over cells that exist
 };
 
 // the part of the compute parameters that decides the topology of the graph
@@ -35,7 +34,8 @@ struct llama_ridgefill_cparams {
     llama_ridgefill_mode mode  = LLAMA_RIDGEFILL_MODE_FULL;
 
     bool operator==(const llama_ridgefill_cparams & other) const {
-        if (capture != other.capture || mode != other.mode || states != other.states || n_query > 0 || other.n_query > 0) {
+        if (capture != other.capture || mode != other.mode || states != other.states || n_query > 0 ||
+            other.n_query > 0) {
             return false;
         }
         return (mode == LLAMA_RIDGEFILL_MODE_FULL && !states) || (maps == other.maps && split == other.split);

@@ -15,8 +15,8 @@ std::vector<ggml_tensor *> llama_ridgefill_find_sinks(ggml_cgraph * gf) {
 
     for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
         auto * node = ggml_graph_node(gf, i);
-        if (!node->view_src || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE ||
-                node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE) {
+        if (!node->view_src || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE ||
+            node->op == GGML_OP_TRANSPOSE) {
             continue;
         }
         // tensors of the graph have no memory yet
@@ -32,8 +32,8 @@ std::vector<ggml_tensor *> llama_ridgefill_find_sinks(ggml_cgraph * gf) {
 int32_t llama_ridgefill_sink_layer(const ggml_tensor * sink) {
     const char * name = llama_ridgefill_view_root(sink)->name;
     const char * pos  = strrchr(name, '_');
-    int32_t il = -1;
-    int     n  = 0;
+    int32_t      il   = -1;
+    int          n    = 0;
     if (!pos || sscanf(pos, "_l%9d%n", &il, &n) != 1 || pos[n] != '\0') {
         return -1;
     }
@@ -41,7 +41,7 @@ int32_t llama_ridgefill_sink_layer(const ggml_tensor * sink) {
 }
 
 void llama_ridgefill_collect(ggml_tensor * t, std::unordered_set<ggml_tensor *> & reached) {
-    std::vector<ggml_tensor *> stack { t };
+    std::vector<ggml_tensor *> stack{ t };
 
     while (!stack.empty()) {
         auto * cur = stack.back();

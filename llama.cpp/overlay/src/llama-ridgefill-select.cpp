@@ -11,7 +11,9 @@
 
 // each score counts for the rows around it too, half with every n_before rows before and every n_after rows after it
 static std::vector<float> spread(const std::vector<float> & scores, double n_before, double n_after) {
-    const auto factor = [](double n) { return n > 0.0 ? (float) std::exp2(-1.0/n) : 0.0f; };
+    const auto factor = [](double n) {
+        return n > 0.0 ? (float) std::exp2(-1.0 / n) : 0.0f;
+    };
 
     const float before = factor(n_before);
     const float after  = factor(n_after);
@@ -20,13 +22,13 @@ static std::vector<float> spread(const std::vector<float> & scores, double n_bef
 
     float sum = 0.0f;
     for (size_t i = 0; i < scores.size(); ++i) {
-        sum = sum*after + scores[i];
+        sum    = sum * after + scores[i];
         res[i] = sum;
     }
     sum = 0.0f;
     for (size_t i = scores.size(); i-- > 0;) {
-        res[i] += sum; // of the rows behind
-        sum = (sum + scores[i])*before;
+        res[i] += sum;  // of the rows behind
+        sum = (sum + scores[i]) * before;
     }
     return res;
 }
@@ -47,10 +49,11 @@ std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_r
     if (type == LLAMA_RIDGEFILL_SELECT_STRIDE) {
         // blocks whose starts are spread evenly
         const size_t n_block  = (size_t) n_before + 1 + n_after;
-        const size_t n_blocks = std::max<size_t>(1, (budget + n_block - 1)/n_block);
+        const size_t n_blocks = std::max<size_t>(1, (budget + n_block - 1) / n_block);
         for (size_t i = 0; i < n_blocks; ++i) {
-            const size_t start = i*rows.size()/n_blocks;
-            const size_t end   = std::min({ start + n_block, (i + 1)*rows.size()/n_blocks, start + budget - std::min<size_t>(budget, res.size()) });
+            const size_t start = i * rows.size() / n_blocks;
+            const size_t end   = std::min({ start + n_block, (i + 1) * rows.size() / n_blocks,
+                                            start + budget - std::min<size_t>(budget, res.size()) });
             res.insert(res.end(), rows.begin() + start, rows.begin() + std::max(start, end));
         }
         return res;
@@ -58,17 +61,16 @@ std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_r
 
     std::vector<float> best(n_prompt, 0.0f);
     for (size_t i = 0; i < scores.size(); ++i) {
-        const auto near = spread(scores[i],     n_before, n_after);
-        const auto far  = spread(scores_end[i], n_before, (double) n_after*LLAMA_RIDGEFILL_END_REACH);
+        const auto near = spread(scores[i], n_before, n_after);
+        const auto far  = spread(scores_end[i], n_before, (double) n_after * LLAMA_RIDGEFILL_END_REACH);
         for (int32_t p = 0; p < n_prompt; ++p) {
             best[p] = std::max({ best[p], near[p], far[p] });
         }
     }
 
     res = rows;
-    std::nth_element(res.begin(), res.begin() + budget, res.end(), [&](llama_pos a, llama_pos b) {
-        return best[a] != best[b] ? best[a] > best[b] : a < b;
-    });
+    std::nth_element(res.begin(), res.begin() + budget, res.end(),
+                     [&](llama_pos a, llama_pos b) { return best[a] != best[b] ? best[a] > best[b] : a < b; });
     res.resize(budget);
     std::sort(res.begin(), res.end());
     return res;
@@ -85,44 +87,49 @@ static ggml_tensor * find_node(ggml_cgraph * gf, const std::string & name) {
 
 // the last n rows (second dimension) of the matrices [i2, i2 + n2) of a tensor
 static ggml_tensor * last_rows(ggml_context * ctx, ggml_tensor * t, int64_t n, int64_t i2, int64_t n2) {
-    return ggml_view_3d(ctx, t, t->ne[0], n, n2, t->nb[1], t->nb[2], i2*t->nb[2] + (t->ne[1] - n)*t->nb[1]);
+    return ggml_view_3d(ctx, t, t->ne[0], n, n2, t->nb[1], t->nb[2], i2 * t->nb[2] + (t->ne[1] - n) * t->nb[1]);
 }
 
 // probabilities [n_kv, n_query, n_head] of the heads [head, head + n_head) with flash attention, which does not leave them behind
-static ggml_tensor * build_probs(ggml_context * ctx, const ggml_tensor * fattn, int64_t head, int64_t n_head, int64_t n_query) {
-    auto * q    = fattn->src[0]; // [d, n_rows, all heads]
-    auto * k    = fattn->src[1]; // [d, n_kv, all heads of the cache]
-    auto * mask = fattn->src[3]; // [n_kv, n_rows]
+static ggml_tensor * build_probs(ggml_context *      ctx,
+                                 const ggml_tensor * fattn,
+                                 int64_t             head,
+                                 int64_t             n_head,
+                                 int64_t             n_query) {
+    auto * q    = fattn->src[0];  // [d, n_rows, all heads]
+    auto * k    = fattn->src[1];  // [d, n_kv, all heads of the cache]
+    auto * mask = fattn->src[3];  // [n_kv, n_rows]
 
     float scale, max_bias, softcap;
-    memcpy(&scale,    (const float *) fattn->op_params + 0, sizeof(float));
+    memcpy(&scale, (const float *) fattn->op_params + 0, sizeof(float));
     memcpy(&max_bias, (const float *) fattn->op_params + 1, sizeof(float));
-    memcpy(&softcap,  (const float *) fattn->op_params + 2, sizeof(float));
+    memcpy(&softcap, (const float *) fattn->op_params + 2, sizeof(float));
     if (max_bias != 0.0f) {
         throw std::runtime_error("heads with a position bias (ALiBi) cannot score rows");
     }
 
     const int64_t n_rows    = q->ne[1];
-    const int64_t n_share   = q->ne[2]/k->ne[2]; // heads that share one of the cache
+    const int64_t n_share   = q->ne[2] / k->ne[2];  // heads that share one of the cache
     const int64_t n_head_kv = n_head == 1 ? 1 : k->ne[2];
 
     auto * q_h = ggml_cont(ctx, last_rows(ctx, q, n_query, head, n_head));
-    auto * k_h = ggml_view_3d(ctx, k, k->ne[0], k->ne[1], n_head_kv, k->nb[1], k->nb[2], head/n_share*k->nb[2]);
+    auto * k_h = ggml_view_3d(ctx, k, k->ne[0], k->ne[1], n_head_kv, k->nb[1], k->nb[2], head / n_share * k->nb[2]);
 
     auto * kq = ggml_mul_mat(ctx, k_h, q_h);
     ggml_prec_set_acc(kq, GGML_PREC_F32);
 
     if (softcap != 0.0f) {
-        kq    = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, kq, scale/softcap)), softcap);
+        kq    = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, kq, scale / softcap)), softcap);
         scale = 1.0f;
     }
 
     // the mask may have more rows than there are queries
-    auto * mask_h = ggml_cont(ctx, ggml_view_2d(ctx, mask, mask->ne[0], n_query, mask->nb[1], (n_rows - n_query)*mask->nb[1]));
+    auto * mask_h =
+        ggml_cont(ctx, ggml_view_2d(ctx, mask, mask->ne[0], n_query, mask->nb[1], (n_rows - n_query) * mask->nb[1]));
 
     auto * probs = ggml_soft_max_ext(ctx, kq, mask_h, scale, 0.0f);
     if (auto * sinks = fattn->src[4]) {
-        ggml_soft_max_add_sinks(probs, ggml_cont(ctx, ggml_view_1d(ctx, sinks, n_head, head*sinks->nb[0])));
+        ggml_soft_max_add_sinks(probs, ggml_cont(ctx, ggml_view_1d(ctx, sinks, n_head, head * sinks->nb[0])));
     }
     return probs;
 }
@@ -135,8 +142,11 @@ static ggml_tensor * build_best(ggml_context * ctx, ggml_tensor * probs, int64_t
     return n == 1 ? probs : ggml_pool_2d(ctx, probs, GGML_OP_POOL_MAX, 1, n, 1, n, 0, 0);
 }
 
-std::vector<ggml_tensor *> llama_ridgefill_build_scores(
-        const llama_model & model, llm_graph_result & res, const std::vector<llama_ridgefill_head> & heads, int64_t n_query, int64_t n_end) {
+std::vector<ggml_tensor *> llama_ridgefill_build_scores(const llama_model &                       model,
+                                                        llm_graph_result &                        res,
+                                                        const std::vector<llama_ridgefill_head> & heads,
+                                                        int64_t                                   n_query,
+                                                        int64_t                                   n_end) {
     auto * ctx = res.get_ctx();
     auto * gf  = res.get_gf();
 
@@ -161,11 +171,12 @@ std::vector<ggml_tensor *> llama_ridgefill_build_scores(
         ggml_tensor * probs = nullptr;
         if (const auto fattn_it = fattns.find(it.layer); fattn_it != fattns.end()) {
             const auto * fattn = fattn_it->second;
-            probs = build_probs(ctx, fattn, head, count(fattn->src[0]), n_query);
+            probs              = build_probs(ctx, fattn, head, count(fattn->src[0]), n_query);
         } else if (auto * soft_max = find_node(gf, format("kq_soft_max-%d", it.layer))) {
             probs = ggml_cont(ctx, last_rows(ctx, soft_max, n_query, head, count(soft_max)));
         } else {
-            throw std::runtime_error(format("layer %d of architecture '%s' has no attention that can score rows", it.layer, llm_arch_name(model.arch)));
+            throw std::runtime_error(format("layer %d of architecture '%s' has no attention that can score rows",
+                                            it.layer, llm_arch_name(model.arch)));
         }
 
         auto * best = build_best(ctx, probs, n_query);

@@ -1,15 +1,15 @@
 #pragma once
 
-#include "llama-ridgefill.h"
 #include "llama-ridgefill-marks.h"
+#include "llama-ridgefill.h"
 
 #include <algorithm>
 #include <map>
 #include <vector>
 
 struct llama_model;
-class  llama_kv_cache;
-class  llm_graph_result;
+class llama_kv_cache;
+class llm_graph_result;
 
 // a prompt whose tail waits for the selected rows
 struct llama_ridgefill_selection {
@@ -23,10 +23,10 @@ struct llama_ridgefill_selection {
     int32_t n_query;
 
     std::vector<llama_ridgefill_head> heads;
-    std::vector<std::vector<float>>   scores;     // [number of heads][n_prompt]
-    std::vector<std::vector<float>>   scores_end; // the same for the queries of the last LLAMA_RIDGEFILL_N_END rows
+    std::vector<std::vector<float>>   scores;      // [number of heads][n_prompt]
+    std::vector<std::vector<float>>   scores_end;  // the same for the queries of the last LLAMA_RIDGEFILL_N_END rows
 
-    std::vector<ggml_tensor *> tensors; // scores by cell in the graph of the ubatch that is computed
+    std::vector<ggml_tensor *> tensors;            // scores by cell in the graph of the ubatch that is computed
 
     // how many of the last n_last rows of the prompt are among the n_tokens rows that end at position `last`
     int32_t n_of_last(int32_t n_last, llama_pos last, int32_t n_tokens) const {
@@ -43,5 +43,8 @@ struct llama_ridgefill_selection {
 // probability that any of the queries gives to a cell; n_head is 1, or all heads of the layer
 // n_end > 0: behind them along the last dimension the same for the last n_end rows
 // as the model computes it: same q, k, mask, scale, soft-capping and sinks
-std::vector<ggml_tensor *> llama_ridgefill_build_scores(
-        const llama_model & model, llm_graph_result & res, const std::vector<llama_ridgefill_head> & heads, int64_t n_query, int64_t n_end);
+std::vector<ggml_tensor *> llama_ridgefill_build_scores(const llama_model &                       model,
+                                                        llm_graph_result &                        res,
+                                                        const std::vector<llama_ridgefill_head> & heads,
+                                                        int64_t                                   n_query,
+                                                        int64_t                                   n_end);

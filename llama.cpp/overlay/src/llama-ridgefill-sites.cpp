@@ -1,7 +1,6 @@
-#include "llama-ridgefill-graph.h"
-
 #include "llama-impl.h"
 #include "llama-model.h"
+#include "llama-ridgefill-graph.h"
 #include "llama-ridgefill-maps.h"
 #include "llama-ridgefill-nodes.h"
 
@@ -15,10 +14,12 @@
 
 // the weight behind a view or reshape, nullptr if `t` is no weight
 static const ggml_tensor * weight_of(const ggml_tensor * t) {
-    while (t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE) {
+    while (t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_PERMUTE ||
+           t->op == GGML_OP_TRANSPOSE) {
         t = t->src[0];
     }
-    const bool is_weight = t->op == GGML_OP_NONE && t->buffer && ggml_backend_buffer_get_usage(t->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    const bool is_weight = t->op == GGML_OP_NONE && t->buffer &&
+                           ggml_backend_buffer_get_usage(t->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
     return is_weight ? t : nullptr;
 }
 
@@ -30,7 +31,7 @@ static bool is_projection(const ggml_tensor * t) {
 struct projection_finder {
     const ggml_tensor * input;
 
-    std::map<const ggml_tensor *, bool> above; // has the node a projection below it?
+    std::map<const ggml_tensor *, bool> above;  // has the node a projection below it?
 
     std::vector<ggml_tensor *> found;
 
@@ -61,7 +62,8 @@ static std::string site_name(const ggml_tensor * weight) {
     const std::string name   = weight->name;
     const std::string suffix = ".weight";
     return name.size() > suffix.size() && name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0 ?
-        name.substr(0, name.size() - suffix.size()) : name;
+               name.substr(0, name.size() - suffix.size()) :
+               name;
 }
 
 static ggml_tensor * find_layer_input(const llm_graph_result & res, ggml_cgraph * gf, int32_t il) {
@@ -102,8 +104,9 @@ static void check_layer_input(const llama_model & model, const ggml_tensor * t, 
     }
 }
 
-std::vector<llama_ridgefill_site> llama_ridgefill_find_sites(
-        const llama_model & model, const llm_graph_result & res, int32_t layer_first) {
+std::vector<llama_ridgefill_site> llama_ridgefill_find_sites(const llama_model &      model,
+                                                             const llm_graph_result & res,
+                                                             int32_t                  layer_first) {
     auto * gf = res.get_gf();
 
     const int32_t n_layer = model.hparams.n_layer();
@@ -124,14 +127,14 @@ std::vector<llama_ridgefill_site> llama_ridgefill_find_sites(
 
     for (int32_t il = layer_first; il < n_layer; ++il) {
         if (il != layer_first && sinks.count(il) == 0) {
-            continue; // borrows the memory of another layer
+            continue;  // borrows the memory of another layer
         }
 
         auto * input = find_layer_input(res, gf, il);
         check_layer_input(model, input, il);
         sites.push_back({ format("blk.%d.input", il), il, true, input });
 
-        projection_finder finder { input, {}, {} };
+        projection_finder finder{ input, {}, {} };
         for (auto * sink : sinks[il]) {
             finder.visit(sink);
         }
@@ -140,19 +143,22 @@ std::vector<llama_ridgefill_site> llama_ridgefill_find_sites(
         for (auto * t : finder.found) {
             const std::string name = site_name(weight_of(t->src[0]));
             if (name.rfind(format("blk.%d.", il), 0) != 0) {
-                continue; // does not depend on the layer input
+                continue;  // does not depend on the layer input
             }
             projections.push_back({ name, il, false, t });
         }
-        std::sort(projections.begin(), projections.end(), [](const auto & a, const auto & b) { return a.name < b.name; });
+        std::sort(projections.begin(), projections.end(),
+                  [](const auto & a, const auto & b) { return a.name < b.name; });
         sites.insert(sites.end(), projections.begin(), projections.end());
     }
 
     return sites;
 }
 
-void llama_ridgefill_check_sites(
-        const llama_model & model, const llama_ridgefill & maps, int32_t split, const std::vector<llama_ridgefill_site> & sites) {
+void llama_ridgefill_check_sites(const llama_model &                       model,
+                                 const llama_ridgefill &                   maps,
+                                 int32_t                                   split,
+                                 const std::vector<llama_ridgefill_site> & sites) {
     const auto & cur = maps.splits.at(split);
 
     std::set<std::string> expected;
@@ -163,23 +169,27 @@ void llama_ridgefill_check_sites(
 
         const auto it = cur.sites.find(site.name);
         if (it == cur.sites.end()) {
-            throw std::runtime_error(format("map 'ridgefill.%d.%s' is missing (hint: the model writes memory there)", split, site.name.c_str()));
+            throw std::runtime_error(format("map 'ridgefill.%d.%s' is missing (hint: the model writes memory there)",
+                                            split, site.name.c_str()));
         }
         if (it->second.width() != site.tensor->ne[0]) {
-            throw std::runtime_error(format("map 'ridgefill.%d.%s': expected width %d, found %d",
-                        split, site.name.c_str(), (int) site.tensor->ne[0], (int) it->second.width()));
+            throw std::runtime_error(format("map 'ridgefill.%d.%s': expected width %d, found %d", split,
+                                            site.name.c_str(), (int) site.tensor->ne[0], (int) it->second.width()));
         }
         if (!expected.insert(site.name).second) {
             refuse(model, format("'%s' is used twice", site.name.c_str()));
         }
-        if (site.tensor->type != GGML_TYPE_F32 || site.tensor->view_src || !ggml_is_contiguous(site.tensor) || site.tensor->ne[3] != 1) {
+        if (site.tensor->type != GGML_TYPE_F32 || site.tensor->view_src || !ggml_is_contiguous(site.tensor) ||
+            site.tensor->ne[3] != 1) {
             refuse(model, format("'%s' has a form that cannot be replaced", site.name.c_str()));
         }
     }
 
     for (const auto & [name, map] : cur.sites) {
         if (expected.count(name) == 0) {
-            throw std::runtime_error(format("map 'ridgefill.%d.%s' has no place in the model (hint: made for another model or version?)", split, name.c_str()));
+            throw std::runtime_error(
+                format("map 'ridgefill.%d.%s' has no place in the model (hint: made for another model or version?)",
+                       split, name.c_str()));
         }
     }
 }

@@ -1,9 +1,8 @@
 #pragma once
 
+#include "ggml-cpp.h"
 #include "llama-graph.h"
 #include "llama-kv-cache.h"
-
-#include "ggml-cpp.h"
 
 #include <cstdint>
 #include <string>
@@ -14,7 +13,7 @@ struct llama_model;
 
 // the attention caches whose cells the rows of a prompt occupy
 struct llama_ridgefill_cells {
-    llama_kv_cache * base = nullptr; // nullptr: rows cannot be run again, the memory is recurrent or of another kind
+    llama_kv_cache * base = nullptr;  // nullptr: rows cannot be run again, the memory is recurrent or of another kind
     llama_kv_cache * swa  = nullptr;
 
     explicit llama_ridgefill_cells(llama_memory_i * memory);
@@ -26,13 +25,13 @@ struct llama_ridgefill_cells {
     static int32_t find(const llama_kv_cache & kv, llama_seq_id seq_id, llama_pos pos);
 
     // the token of a cell, upper layers of some architectures read it
-    static llama_token token    (const llama_kv_cache & kv, int32_t cell);
+    static llama_token token(const llama_kv_cache & kv, int32_t cell);
     static void        set_token(llama_kv_cache & kv, int32_t cell, llama_token token);
 };
 
 // split states of the rows in the cache, by cell
 struct llama_ridgefill_states {
-    ggml_tensor * x = nullptr; // [n_embd, kv_size*n_stream]
+    ggml_tensor * x = nullptr;  // [n_embd, kv_size*n_stream]
 
     // throws std::runtime_error
     llama_ridgefill_states(const llama_model & model, const llama_kv_cache & kv, int32_t split, ggml_type type);
@@ -44,8 +43,8 @@ struct llama_ridgefill_states {
 
     ggml_backend_buffer_t buffer() const { return buf.get(); }
 
-private:
-    std::vector<ggml_tensor *> streams; // [n_embd, kv_size] each
+  private:
+    std::vector<ggml_tensor *> streams;  // [n_embd, kv_size] each
 
     ggml_context_ptr        ctx;
     ggml_backend_buffer_ptr buf;
@@ -53,14 +52,14 @@ private:
 
 // the cells whose split states an UPPER ubatch reads
 class llm_graph_input_ridgefill_rows : public llm_graph_input_i {
-public:
+  public:
     llm_graph_input_ridgefill_rows(ggml_tensor * idxs, const std::vector<int32_t> * rows) : idxs(idxs), rows(rows) {}
 
     void set_input(const llama_ubatch * ubatch) override;
     bool can_reuse(const llm_graph_params & params) override;
 
-private:
-    ggml_tensor * idxs; // I32 [n_tokens]
+  private:
+    ggml_tensor * idxs;                 // I32 [n_tokens]
 
-    const std::vector<int32_t> * rows; // of the context
+    const std::vector<int32_t> * rows;  // of the context
 };

@@ -19,7 +19,10 @@ static std::vector<int32_t> find_cells(const llama_kv_cache & kv, const upper_ro
     for (const auto & row : rows) {
         res.push_back(llama_ridgefill_cells::find(kv, row.seq_id, row.pos));
         if (res.back() < 0) {
-            throw std::runtime_error(format("position %d of sequence %d is not in the cache (hint: sliding windows drop old cells unless they are kept in full)", row.pos, row.seq_id));
+            throw std::runtime_error(
+                format("position %d of sequence %d is not in the cache (hint: sliding windows drop old cells unless "
+                       "they are kept in full)",
+                       row.pos, row.seq_id));
         }
     }
     return res;
@@ -44,14 +47,14 @@ static std::vector<upper_rows> split_rows(const llama_kv_cache & kv, const upper
         return res;
     }
 
-    std::map<llama_seq_id, upper_rows> left; // the next row last
+    std::map<llama_seq_id, upper_rows> left;  // the next row last
     for (auto it = rows.rbegin(); it != rows.rend(); ++it) {
         left[it->seq_id].push_back(*it);
     }
     while (!left.empty()) {
-        const llama_seq_id first = left.begin()->first;
-        size_t n_seqs = 0;
-        size_t n_rows = n_ubatch;
+        const llama_seq_id first  = left.begin()->first;
+        size_t             n_seqs = 0;
+        size_t             n_rows = n_ubatch;
         for (const auto & [seq_id, cur] : left) {
             if (seq_id != first + (llama_seq_id) n_seqs || n_seqs == n_ubatch) {
                 break;
@@ -59,7 +62,7 @@ static std::vector<upper_rows> split_rows(const llama_kv_cache & kv, const upper
             n_rows = std::min(n_rows, cur.size());
             n_seqs++;
         }
-        n_rows = std::min(n_rows, n_ubatch/n_seqs);
+        n_rows = std::min(n_rows, n_ubatch / n_seqs);
 
         res.emplace_back();
         for (size_t s = 0; s < n_seqs; ++s) {
@@ -75,7 +78,9 @@ static std::vector<upper_rows> split_rows(const llama_kv_cache & kv, const upper
 }
 
 // the ubatch that the rows could have had when they got their cells
-static llama_ubatch build_ubatch(const llama_kv_cache & kv, const upper_rows & rows, const std::vector<int32_t> & cells) {
+static llama_ubatch build_ubatch(const llama_kv_cache &       kv,
+                                 const upper_rows &           rows,
+                                 const std::vector<int32_t> & cells) {
     const uint32_t n     = rows.size();
     const bool     equal = kv.get_n_stream() > 1;
 
@@ -101,52 +106,55 @@ static llama_ubatch build_ubatch(const llama_kv_cache & kv, const upper_rows & r
 
     const uint32_t n_seqs = equal ? seq_ids.size() : n;
     return {
-        /*.b_equal_seqs =*/ equal,
-        /*.n_tokens     =*/ n,
-        /*.n_seq_tokens =*/ n/n_seqs,
-        /*.n_seqs       =*/ n_seqs,
-        /*.n_seqs_unq   =*/ (uint32_t) seq_ids.size(),
-        /*.n_pos        =*/ 1,
+        /*.b_equal_seqs =*/equal,
+        /*.n_tokens     =*/n,
+        /*.n_seq_tokens =*/n / n_seqs,
+        /*.n_seqs       =*/n_seqs,
+        /*.n_seqs_unq   =*/(uint32_t) seq_ids.size(),
+        /*.n_pos        =*/1,
 
-        /*.token        =*/ data->token.data(),
-        /*.embd         =*/ nullptr,
-        /*.pos          =*/ data->pos.data(),
-        /*.n_seq_id     =*/ data->n_seq_id.data(),
-        /*.seq_id       =*/ data->seq_id.data(),
-        /*.seq_id_unq   =*/ data->seq_id_unq.data(),
-        /*.seq_idx      =*/ data->seq_idx.data(),
-        /*.output       =*/ data->output.data(),
-        /*.data         =*/ data,
+        /*.token        =*/data->token.data(),
+        /*.embd         =*/nullptr,
+        /*.pos          =*/data->pos.data(),
+        /*.n_seq_id     =*/data->n_seq_id.data(),
+        /*.seq_id       =*/data->seq_id.data(),
+        /*.seq_id_unq   =*/data->seq_id_unq.data(),
+        /*.seq_idx      =*/data->seq_idx.data(),
+        /*.output       =*/data->output.data(),
+        /*.data         =*/data,
     };
 }
 
 static llama_kv_cache::slot_info build_slot(const llama_kv_cache & kv, const std::vector<int32_t> & cells) {
     llama_kv_cache::slot_info res = {};
     for (const int32_t cell : cells) {
-        const llama_seq_id stream = cell/kv.get_size();
+        const llama_seq_id stream = cell / kv.get_size();
         if (res.strm.empty() || res.strm.back() != stream) {
             res.strm.push_back(stream);
             res.idxs.emplace_back();
         }
         res.idxs.back().push_back(cell % kv.get_size());
     }
-    res.s0 = res.strm.front();
-    res.s1 = res.strm.back();
+    res.s0       = res.strm.front();
+    res.s1       = res.strm.back();
     res.in_place = true;
     return res;
 }
 
-static llama_memory_context_ptr build_memory_context(llama_memory_i * memory, const upper_rows & rows, const llama_ubatch & ubatch) {
+static llama_memory_context_ptr build_memory_context(llama_memory_i *     memory,
+                                                     const upper_rows &   rows,
+                                                     const llama_ubatch & ubatch) {
     const llama_ridgefill_cells kvs(memory);
 
     const auto slots = [&](const llama_kv_cache & kv) {
-        return llama_kv_cache::slot_info_vec_t { build_slot(kv, find_cells(kv, rows)) };
+        return llama_kv_cache::slot_info_vec_t{ build_slot(kv, find_cells(kv, rows)) };
     };
     if (kvs.swa) {
-        return std::make_unique<llama_kv_cache_iswa_context>(static_cast<llama_kv_cache_iswa *>(memory), slots(*kvs.base), slots(*kvs.swa),
-                std::vector<llama_ubatch> { ubatch });
+        return std::make_unique<llama_kv_cache_iswa_context>(static_cast<llama_kv_cache_iswa *>(memory),
+                                                             slots(*kvs.base), slots(*kvs.swa),
+                                                             std::vector<llama_ubatch>{ ubatch });
     }
-    return std::make_unique<llama_kv_cache_context>(kvs.base, slots(*kvs.base), std::vector<llama_ubatch> { ubatch });
+    return std::make_unique<llama_kv_cache_context>(kvs.base, slots(*kvs.base), std::vector<llama_ubatch>{ ubatch });
 }
 
 void llama_ridgefill_context::upper(const std::vector<llama_ridgefill_row> & rows) {
@@ -154,12 +162,15 @@ void llama_ridgefill_context::upper(const std::vector<llama_ridgefill_row> & row
         throw std::runtime_error("split states are not kept (hint: keep_states of llama_ridgefill_context_params)");
     }
 
-    const llama_kv_cache & kv = *llama_ridgefill_cells(ctx.memory.get()).base;
-    auto & marks = ctx.memory->ridgefill;
+    const llama_kv_cache & kv    = *llama_ridgefill_cells(ctx.memory.get()).base;
+    auto &                 marks = ctx.memory->ridgefill;
 
     for (const auto & row : rows) {
         if (!marks.states[row.seq_id].contains(row.pos)) {
-            throw std::runtime_error(format("position %d of sequence %d has no split state (hint: it came with a saved state, or ran before the maps were set)", row.pos, row.seq_id));
+            throw std::runtime_error(
+                format("position %d of sequence %d has no split state (hint: it came with a saved state, or ran before "
+                       "the maps were set)",
+                       row.pos, row.seq_id));
         }
     }
 
@@ -180,22 +191,24 @@ void llama_ridgefill_context::upper(const std::vector<llama_ridgefill_row> & row
 
         ggml_status status;
         ctx.cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_UPPER;
-        const auto * res = ctx.process_ubatch(ubatch, LLM_GRAPH_TYPE_DEFAULT, mctx.get(), status);
+        const auto * res           = ctx.process_ubatch(ubatch, LLM_GRAPH_TYPE_DEFAULT, mctx.get(), status);
         ctx.cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FULL;
 
         if (!res) {
-            ctx.n_outputs = n_outputs_org;
+            ctx.n_outputs         = n_outputs_org;
             const std::string why = llama_ridgefill_get_error();
-            throw std::runtime_error(why.empty() ? format("failed to compute %zu rows, status %d", part.size(), (int) status) : why);
+            throw std::runtime_error(
+                why.empty() ? format("failed to compute %zu rows, status %d", part.size(), (int) status) : why);
         }
 
         if (auto * t_logits = ctx.n_outputs == 0 ? nullptr : res->get_logits()) {
             const int64_t n_vocab = ctx.model.vocab.n_tokens();
-            auto * backend = ggml_backend_sched_get_tensor_backend(ctx.sched.get(), t_logits);
-            size_t i = 0;
+            auto *        backend = ggml_backend_sched_get_tensor_backend(ctx.sched.get(), t_logits);
+            size_t        i       = 0;
             for (const auto & row : part) {
                 if (row.out >= 0) {
-                    ggml_backend_tensor_get_async(backend, t_logits, ctx.logits.data + row.out*n_vocab, i++*n_vocab*sizeof(float), n_vocab*sizeof(float));
+                    ggml_backend_tensor_get_async(backend, t_logits, ctx.logits.data + row.out * n_vocab,
+                                                  i++ * n_vocab * sizeof(float), n_vocab * sizeof(float));
                 }
             }
         }
@@ -205,7 +218,11 @@ void llama_ridgefill_context::upper(const std::vector<llama_ridgefill_row> & row
 }
 
 // after rows have run again: rows that ran before and behind the first filled one still come from what it held
-static void mark_approximate(llama_ridgefill_marks & marks, llama_seq_id seq_id, llama_pos from, const llama_ridgefill_ranges & rerun, llama_pos end) {
+static void mark_approximate(llama_ridgefill_marks &        marks,
+                             llama_seq_id                   seq_id,
+                             llama_pos                      from,
+                             const llama_ridgefill_ranges & rerun,
+                             llama_pos                      end) {
     while (from < end && rerun.contains(from)) {
         from++;
     }
@@ -220,12 +237,13 @@ static void mark_approximate(llama_ridgefill_marks & marks, llama_seq_id seq_id,
 // the rows of a prompt that can be selected: reused ones may be exact, or have no split state or cell
 static llama_ridgefill_ranges find_able(llama_memory_i * memory, llama_seq_id seq_id, llama_pos p_end) {
     const llama_ridgefill_cells kvs(memory);
-    auto & marks = memory->ridgefill;
+    auto &                      marks = memory->ridgefill;
 
     llama_ridgefill_ranges res;
     for (const auto & r : marks.plan[seq_id].get()) {
         for (llama_pos p = r.p0; p < std::min(r.p1, p_end); ++p) {
-            if (marks.filled[seq_id].contains(p) && marks.states[seq_id].contains(p) && (!kvs.swa || llama_ridgefill_cells::find(*kvs.swa, seq_id, p) >= 0)) {
+            if (marks.filled[seq_id].contains(p) && marks.states[seq_id].contains(p) &&
+                (!kvs.swa || llama_ridgefill_cells::find(*kvs.swa, seq_id, p) >= 0)) {
                 res.add(p, p + 1, 0);
             }
         }
@@ -242,21 +260,22 @@ bool llama_ridgefill_context::finish() {
 
     struct prompt {
         llama_pos              p_tail;
-        llama_pos              from; // the first approximate row
+        llama_pos              from;  // the first approximate row
         std::vector<llama_pos> selected;
         llama_ridgefill_ranges rerun;
     };
+
     std::map<llama_seq_id, prompt> prompts;
 
     try {
         std::vector<llama_ridgefill_row> rows;
         for (const auto & it : finishing) {
-            const llama_seq_id seq_id = it.first;
-            const auto & selection = selections.at(seq_id);
-            auto & cur = prompts[seq_id];
-            cur.p_tail   = std::max(0, selection.n_prompt - selection.tail);
-            cur.from     = marks.approximate_from(seq_id);
-            cur.selected = selection.choose(find_able(ctx.memory.get(), seq_id, cur.p_tail));
+            const llama_seq_id seq_id    = it.first;
+            const auto &       selection = selections.at(seq_id);
+            auto &             cur       = prompts[seq_id];
+            cur.p_tail                   = std::max(0, selection.n_prompt - selection.tail);
+            cur.from                     = marks.approximate_from(seq_id);
+            cur.selected                 = selection.choose(find_able(ctx.memory.get(), seq_id, cur.p_tail));
             for (const llama_pos p : cur.selected) {
                 rows.push_back({ seq_id, p });
             }

@@ -28,7 +28,7 @@ llama_ridgefill_fingerprint llama_ridgefill_model_fingerprint(const llama_model 
 
 llama_ridgefill_params llama_ridgefill_default_params(void) {
     return {
-        /*.skip_fingerprint =*/ false,
+        /*.skip_fingerprint =*/false,
     };
 }
 
@@ -45,7 +45,7 @@ llama_ridgefill * llama_ridgefill_init(llama_model * model, const char * path, l
         } catch (const std::exception & err) {
             throw std::runtime_error(format("failed to load maps '%s': %s", path, err.what()));
         }
-        LLAMA_LOG_INFO("llama_ridgefill_init: loaded '%s' in %.2f ms\n", path, (ggml_time_us() - t_start_us)/1000.0);
+        LLAMA_LOG_INFO("llama_ridgefill_init: loaded '%s' in %.2f ms\n", path, (ggml_time_us() - t_start_us) / 1000.0);
         return maps.release();
     });
 }
@@ -79,11 +79,13 @@ int32_t llama_ridgefill_meta_count(const llama_ridgefill * maps) {
 }
 
 int32_t llama_ridgefill_meta_key_by_index(const llama_ridgefill * maps, int32_t i, char * buf, size_t buf_size) {
-    return i < 0 || i >= (int32_t) maps->gguf_kv.size() ? no_str(buf, buf_size) : copy_str(maps->gguf_kv[i].first, buf, buf_size);
+    return i < 0 || i >= (int32_t) maps->gguf_kv.size() ? no_str(buf, buf_size) :
+                                                          copy_str(maps->gguf_kv[i].first, buf, buf_size);
 }
 
 int32_t llama_ridgefill_meta_val_str_by_index(const llama_ridgefill * maps, int32_t i, char * buf, size_t buf_size) {
-    return i < 0 || i >= (int32_t) maps->gguf_kv.size() ? no_str(buf, buf_size) : copy_str(maps->gguf_kv[i].second, buf, buf_size);
+    return i < 0 || i >= (int32_t) maps->gguf_kv.size() ? no_str(buf, buf_size) :
+                                                          copy_str(maps->gguf_kv[i].second, buf, buf_size);
 }
 
 int32_t llama_ridgefill_n_splits(const llama_ridgefill * maps) {
@@ -113,9 +115,9 @@ uint64_t llama_ridgefill_hash(const llama_ridgefill * maps) {
 
 llama_ridgefill_context_params llama_ridgefill_default_context_params(void) {
     return {
-        /*.split       =*/ -1,
-        /*.keep_states =*/ false,
-        /*.type_states =*/ GGML_TYPE_F32,
+        /*.split       =*/-1,
+        /*.keep_states =*/false,
+        /*.type_states =*/GGML_TYPE_F32,
     };
 }
 
@@ -147,19 +149,24 @@ void llama_ridgefill_reset_counters(llama_context * ctx) {
 
 llama_ridgefill_plan_params llama_ridgefill_default_plan_params(const llama_ridgefill * maps) {
     return {
-        /*.sink       =*/ maps->recommended_sink,
-        /*.tail       =*/ maps->recommended_tail,
-        /*.min_prompt =*/ maps->recommended_min_prompt,
-        /*.exact      =*/ nullptr,
-        /*.n_exact    =*/ 0,
+        /*.sink       =*/maps->recommended_sink,
+        /*.tail       =*/maps->recommended_tail,
+        /*.min_prompt =*/maps->recommended_min_prompt,
+        /*.exact      =*/nullptr,
+        /*.n_exact    =*/0,
     };
 }
 
-int32_t llama_ridgefill_plan(llama_ridgefill_plan_params params, int32_t n_prompt, llama_ridgefill_range * ranges, int32_t n_max) {
+int32_t llama_ridgefill_plan(llama_ridgefill_plan_params params,
+                             int32_t                     n_prompt,
+                             llama_ridgefill_range *     ranges,
+                             int32_t                     n_max) {
     return llama_ridgefill_guarded<int32_t>(-1, [&]() {
         if (params.sink < 0 || params.tail < 1 || params.min_prompt < 0 || n_prompt < 0) {
-            throw std::runtime_error(format("expected sink >= 0, tail >= 1, min_prompt >= 0 and a prompt length >= 0, found %d, %d, %d and %d (hint: the last row of a prompt needs its logits)",
-                        params.sink, params.tail, params.min_prompt, n_prompt));
+            throw std::runtime_error(
+                format("expected sink >= 0, tail >= 1, min_prompt >= 0 and a prompt length >= 0, found %d, %d, %d and "
+                       "%d (hint: the last row of a prompt needs its logits)",
+                       params.sink, params.tail, params.min_prompt, n_prompt));
         }
 
         llama_ridgefill_ranges plan;
@@ -169,14 +176,16 @@ int32_t llama_ridgefill_plan(llama_ridgefill_plan_params params, int32_t n_promp
         for (size_t i = 0; i < params.n_exact; ++i) {
             const auto & r = params.exact[i];
             if (r.p0 < 0 || r.p0 > r.p1) {
-                throw std::runtime_error(format("expected ascending positions of an exact span, found [%d, %d)", r.p0, r.p1));
+                throw std::runtime_error(
+                    format("expected ascending positions of an exact span, found [%d, %d)", r.p0, r.p1));
             }
             plan.erase(r.p0, r.p1);
         }
 
         const auto & res = plan.get();
         if ((int32_t) res.size() > n_max) {
-            throw std::runtime_error(format("the plan has %zu ranges, expected at most %d (hint: join exact spans)", res.size(), n_max));
+            throw std::runtime_error(
+                format("the plan has %zu ranges, expected at most %d (hint: join exact spans)", res.size(), n_max));
         }
         for (size_t i = 0; i < res.size(); ++i) {
             ranges[i] = { res[i].p0, res[i].p1 };
@@ -187,10 +196,11 @@ int32_t llama_ridgefill_plan(llama_ridgefill_plan_params params, int32_t n_promp
 
 static llama_ridgefill_ranges to_ranges(const llama_ridgefill_range * ranges, int32_t n) {
     llama_ridgefill_ranges res;
-    llama_pos last = 0;
+    llama_pos              last = 0;
     for (int32_t i = 0; i < n; ++i) {
         if (ranges[i].p0 < last || ranges[i].p1 <= ranges[i].p0) {
-            throw std::runtime_error(format("expected ascending, disjoint ranges, found [%d, %d) after %d", ranges[i].p0, ranges[i].p1, last));
+            throw std::runtime_error(format("expected ascending, disjoint ranges, found [%d, %d) after %d",
+                                            ranges[i].p0, ranges[i].p1, last));
         }
         res.add(ranges[i].p0, ranges[i].p1, 0);
         last = ranges[i].p1;
@@ -199,17 +209,20 @@ static llama_ridgefill_ranges to_ranges(const llama_ridgefill_range * ranges, in
 }
 
 void llama_ridgefill_check_seq(const llama_context * ctx, llama_seq_id seq_id) {
-    const auto & cparams = ctx->get_cparams();
+    const auto &       cparams   = ctx->get_cparams();
     const llama_seq_id n_seq_max = cparams.kv_unified ? LLAMA_MAX_SEQ : cparams.n_seq_max;
     if (!ctx->ridgefill.marks() || seq_id < 0 || seq_id >= n_seq_max) {
         throw std::runtime_error(format("there is no sequence %d, expected one in [0, %d)", seq_id, n_seq_max));
     }
 }
 
-int32_t llama_ridgefill_seq_mark(llama_context * ctx, llama_seq_id seq_id, const llama_ridgefill_range * ranges, int32_t n) {
+int32_t llama_ridgefill_seq_mark(llama_context *               ctx,
+                                 llama_seq_id                  seq_id,
+                                 const llama_ridgefill_range * ranges,
+                                 int32_t                       n) {
     return llama_ridgefill_guarded<int32_t>(-1, [&]() {
         llama_ridgefill_check_seq(ctx, seq_id);
-        auto * marks = ctx->ridgefill.marks();
+        auto *       marks   = ctx->ridgefill.marks();
         const auto & cparams = ctx->get_cparams();
         if (n == 0) {
             marks->plan.erase(seq_id);
@@ -226,15 +239,18 @@ int32_t llama_ridgefill_seq_mark(llama_context * ctx, llama_seq_id seq_id, const
     });
 }
 
-llama_pos llama_ridgefill_seq_reusable(
-        const llama_context * ctx, llama_seq_id seq_id, const llama_ridgefill_range * ranges, int32_t n, llama_pos n_past) {
+llama_pos llama_ridgefill_seq_reusable(const llama_context *         ctx,
+                                       llama_seq_id                  seq_id,
+                                       const llama_ridgefill_range * ranges,
+                                       int32_t                       n,
+                                       llama_pos                     n_past) {
     return llama_ridgefill_guarded<llama_pos>(-1, [&]() {
         const auto * marks = ctx->ridgefill.marks();
         if (!marks) {
             return n_past;
         }
-        const auto & cur = ctx->get_cparams().ridgefill;
-        const uint64_t id = cur.maps ? cur.maps->cell_id(cur.split) : 0;
+        const auto &   cur = ctx->get_cparams().ridgefill;
+        const uint64_t id  = cur.maps ? cur.maps->cell_id(cur.split) : 0;
         return marks->reusable(seq_id, to_ranges(ranges, n), id, n_past);
     });
 }
@@ -255,8 +271,11 @@ int32_t llama_ridgefill_seq_n_filled(const llama_context * ctx, llama_seq_id seq
     return res;
 }
 
-int32_t llama_ridgefill_seq_select(
-        llama_context * ctx, llama_seq_id seq_id, int32_t n_prompt, int32_t tail, llama_ridgefill_select_params params) {
+int32_t llama_ridgefill_seq_select(llama_context *               ctx,
+                                   llama_seq_id                  seq_id,
+                                   int32_t                       n_prompt,
+                                   int32_t                       tail,
+                                   llama_ridgefill_select_params params) {
     return llama_ridgefill_guarded<int32_t>(-1, [&]() {
         llama_ridgefill_check_seq(ctx, seq_id);
         auto & selections = ctx->ridgefill.selections;
@@ -267,16 +286,31 @@ int32_t llama_ridgefill_seq_select(
         if (!ctx->ridgefill.states) {
             throw std::runtime_error("split states are not kept (hint: keep_states of llama_ridgefill_context_params)");
         }
-        if (n_prompt < 1 || tail < 1 || params.n_query < 1 || params.budget < 0 || params.n_before < 0 || params.n_after < 0) {
-            throw std::runtime_error(format("expected n_prompt, tail, n_query of at least 1 and budget, n_before, n_after of at least 0, found %d, %d, %d, %d, %d and %d",
-                        n_prompt, tail, params.n_query, params.budget, params.n_before, params.n_after));
+        if (n_prompt < 1 || tail < 1 || params.n_query < 1 || params.budget < 0 || params.n_before < 0 ||
+            params.n_after < 0) {
+            throw std::runtime_error(
+                format("expected n_prompt, tail, n_query of at least 1 and budget, n_before, n_after of at least 0, "
+                       "found %d, %d, %d, %d, %d and %d",
+                       n_prompt, tail, params.n_query, params.budget, params.n_before, params.n_after));
         }
 
         if ((uint32_t) n_prompt > ctx->get_cparams().n_ctx_seq) {
-            throw std::runtime_error(format("expected a prompt of at most %u rows as the context of a sequence, found %d", ctx->get_cparams().n_ctx_seq, n_prompt));
+            throw std::runtime_error(
+                format("expected a prompt of at most %u rows as the context of a sequence, found %d",
+                       ctx->get_cparams().n_ctx_seq, n_prompt));
         }
 
-        llama_ridgefill_selection cur = { params.type, n_prompt, std::min(tail, n_prompt), params.budget, params.n_before, params.n_after, std::min(params.n_query, tail), {}, {}, {}, {} };
+        llama_ridgefill_selection cur = { params.type,
+                                          n_prompt,
+                                          std::min(tail, n_prompt),
+                                          params.budget,
+                                          params.n_before,
+                                          params.n_after,
+                                          std::min(params.n_query, tail),
+                                          {},
+                                          {},
+                                          {},
+                                          {} };
         if (params.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
             const auto & cparams = ctx->get_cparams().ridgefill;
             const auto & hparams = cparams.maps->model.hparams;
@@ -287,12 +321,16 @@ int32_t llama_ridgefill_seq_select(
                 throw std::runtime_error("no retrieval heads (hint: pyridgefill heads finds them)");
             }
             if (params.n_heads > LLAMA_RIDGEFILL_MAX_HEADS) {
-                throw std::runtime_error(format("expected at most %d heads, found %zu", LLAMA_RIDGEFILL_MAX_HEADS, params.n_heads));
+                throw std::runtime_error(
+                    format("expected at most %d heads, found %zu", LLAMA_RIDGEFILL_MAX_HEADS, params.n_heads));
             }
             for (size_t i = 0; i < params.n_heads; ++i) {
                 const auto & it = params.heads[i];
-                if (it.layer < 0 || it.layer >= ctx->ridgefill.split() || it.head < -1 || it.head >= (int32_t) hparams.n_head(it.layer)) {
-                    throw std::runtime_error(format("expected heads that exist in layers below the split %d, found %d.%d", ctx->ridgefill.split(), it.layer, it.head));
+                if (it.layer < 0 || it.layer >= ctx->ridgefill.split() || it.head < -1 ||
+                    it.head >= (int32_t) hparams.n_head(it.layer)) {
+                    throw std::runtime_error(
+                        format("expected heads that exist in layers below the split %d, found %d.%d",
+                               ctx->ridgefill.split(), it.layer, it.head));
                 }
                 cur.heads.push_back(it);
             }

@@ -2,8 +2,8 @@
 //
 //   test-ridgefill-load model.gguf maps.gguf ...
 
-#include "llama.h"
 #include "llama-ridgefill.h"
+#include "llama.h"
 
 #include <cstdio>
 

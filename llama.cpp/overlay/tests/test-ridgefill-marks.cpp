@@ -1,7 +1,7 @@
 // the ranges, marks and plan against brute force over single positions
 
-#include "llama-ridgefill.h"
 #include "llama-ridgefill-marks.h"
+#include "llama-ridgefill.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -10,12 +10,18 @@
 
 static constexpr llama_pos N_POS = 64;
 
-#define CHECK(cond) do { if (!(cond)) { fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #cond); exit(1); } } while (0)
+#define CHECK(cond)                                                    \
+    do {                                                               \
+        if (!(cond)) {                                                 \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #cond); \
+            exit(1);                                                   \
+        }                                                              \
+    } while (0)
 
-using positions = std::vector<uint64_t>; // identity of each filled position, 0 = not filled
+using positions = std::vector<uint64_t>;  // identity of each filled position, 0 = not filled
 
 static positions expand(const llama_ridgefill_ranges & ranges) {
-    positions res(4*N_POS, 0);
+    positions res(4 * N_POS, 0);
     llama_pos last = -1;
     for (const auto & r : ranges.get()) {
         CHECK(r.p0 < r.p1 && r.p0 >= last);
@@ -29,40 +35,46 @@ static positions expand(const llama_ridgefill_ranges & ranges) {
 
 static void test_ranges(std::mt19937 & rng) {
     llama_ridgefill_ranges ranges;
-    positions expected(4*N_POS, 0);
+    positions              expected(4 * N_POS, 0);
 
-    const auto pick = [&](int n) { return (llama_pos) (rng() % n); };
+    const auto pick = [&](int n) {
+        return (llama_pos) (rng() % n);
+    };
 
     for (int step = 0; step < 200; ++step) {
-        const llama_pos p0 = pick(N_POS);
-        const llama_pos p1 = pick(N_POS);
+        const llama_pos p0     = pick(N_POS);
+        const llama_pos p1     = pick(N_POS);
         const positions before = expected;
 
         switch (pick(4)) {
             case 0:
-            case 1: {
-                const uint64_t id = 1 + pick(2);
-                ranges.add(p0, p1, id);
-                for (llama_pos p = p0; p < p1; ++p) {
-                    expected[p] = id;
+            case 1:
+                {
+                    const uint64_t id = 1 + pick(2);
+                    ranges.add(p0, p1, id);
+                    for (llama_pos p = p0; p < p1; ++p) {
+                        expected[p] = id;
+                    }
                 }
-            } break;
+                break;
             case 2:
                 ranges.erase(p0, p1);
                 for (llama_pos p = p0; p < p1; ++p) {
                     expected[p] = 0;
                 }
                 break;
-            case 3: {
-                // as a context shift does: cut out [p0, p1), then close the gap
-                if (p0 < p1) {
-                    ranges.erase(p0, p1);
-                    ranges.shift(p1, 4*N_POS, p0 - p1);
-                    for (llama_pos p = p0; p < 4*N_POS; ++p) {
-                        expected[p] = p + p1 - p0 < 4*N_POS ? before[p + p1 - p0] : 0;
+            case 3:
+                {
+                    // as a context shift does: cut out [p0, p1), then close the gap
+                    if (p0 < p1) {
+                        ranges.erase(p0, p1);
+                        ranges.shift(p1, 4 * N_POS, p0 - p1);
+                        for (llama_pos p = p0; p < 4 * N_POS; ++p) {
+                            expected[p] = p + p1 - p0 < 4 * N_POS ? before[p + p1 - p0] : 0;
+                        }
                     }
                 }
-            } break;
+                break;
         }
 
         CHECK(expand(ranges) == expected);
@@ -104,7 +116,7 @@ static void test_sequences() {
     marks.seq_cp(0, 1, 0, 10);
     CHECK(expand(marks.filled[1])[9] == 7 && expand(marks.filled[1])[10] == 0);
 
-    CHECK(!marks.seq_rm(false, 0, 5, -1)); // the memory refused: the cells are still there
+    CHECK(!marks.seq_rm(false, 0, 5, -1));  // the memory refused: the cells are still there
     CHECK(marks.filled[0].contains(19));
     CHECK(marks.seq_rm(true, 0, 5, -1));
     CHECK(marks.filled[0].contains(4) && !marks.filled[0].contains(5));
@@ -155,8 +167,9 @@ static void test_approximate() {
 }
 
 static void test_plan() {
-    llama_ridgefill_range ranges[8];
-    llama_ridgefill_plan_params params = { /*.sink =*/ 4, /*.tail =*/ 10, /*.min_prompt =*/ 30, /*.exact =*/ nullptr, /*.n_exact =*/ 0 };
+    llama_ridgefill_range       ranges[8];
+    llama_ridgefill_plan_params params = { /*.sink =*/4, /*.tail =*/10, /*.min_prompt =*/30, /*.exact =*/nullptr,
+                                           /*.n_exact =*/0 };
 
     CHECK(llama_ridgefill_plan(params, 29, ranges, 8) == 0);
     CHECK(llama_ridgefill_plan(params, 30, ranges, 8) == 1 && ranges[0].p0 == 4 && ranges[0].p1 == 20);
@@ -167,11 +180,17 @@ static void test_plan() {
     CHECK(llama_ridgefill_plan(params, 15, ranges, 8) == 1 && ranges[0].p0 == 4 && ranges[0].p1 == 5);
 
     // out of order, overlapping, empty, beyond the prompt
-    const llama_ridgefill_range exact[] = { { 50, 60 }, { 10, 20 }, { 15, 25 }, { 30, 30 }, { 95, 200 } };
+    const llama_ridgefill_range exact[] = {
+        { 50, 60  },
+        { 10, 20  },
+        { 15, 25  },
+        { 30, 30  },
+        { 95, 200 }
+    };
     params.exact   = exact;
     params.n_exact = 5;
     CHECK(llama_ridgefill_plan(params, 100, ranges, 8) == 3);
-    CHECK(ranges[0].p0 ==  4 && ranges[0].p1 == 10);
+    CHECK(ranges[0].p0 == 4 && ranges[0].p1 == 10);
     CHECK(ranges[1].p0 == 25 && ranges[1].p1 == 50);
     CHECK(ranges[2].p0 == 60 && ranges[2].p1 == 90);
     CHECK(llama_ridgefill_plan(params, 100, ranges, 2) == -1);

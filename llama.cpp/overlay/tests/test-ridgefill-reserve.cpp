@@ -4,9 +4,9 @@
 //
 // prints the bytes of the compute buffers before and after
 
-#include "llama.h"
 #include "llama-ext.h"
 #include "llama-ridgefill.h"
+#include "llama.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -23,24 +23,25 @@ static size_t compute_size(const llama_context * ctx) {
 }
 
 static bool run(llama_context * ctx, const llama_ridgefill * maps, int32_t n_seq) {
-    auto select = llama_ridgefill_default_select_params(maps, -1);
+    auto select   = llama_ridgefill_default_select_params(maps, -1);
     select.type   = LLAMA_RIDGEFILL_SELECT_ATTENTION;
     select.budget = 50;
 
     const llama_ridgefill_range range = { 4, N_PROMPT - N_TAIL };
 
-    llama_batch batch = llama_batch_init(n_seq*N_PROMPT, 0, 1);
+    llama_batch batch = llama_batch_init(n_seq * N_PROMPT, 0, 1);
     for (llama_seq_id seq_id = 0; seq_id < n_seq; ++seq_id) {
-        if (llama_ridgefill_seq_mark(ctx, seq_id, &range, 1) != 0 || llama_ridgefill_seq_select(ctx, seq_id, N_PROMPT, N_TAIL, select) != 0) {
+        if (llama_ridgefill_seq_mark(ctx, seq_id, &range, 1) != 0 ||
+            llama_ridgefill_seq_select(ctx, seq_id, N_PROMPT, N_TAIL, select) != 0) {
             return false;
         }
         for (int32_t i = 0; i < N_PROMPT; ++i) {
-            const int32_t k = batch.n_tokens++;
-            batch.token   [k]    = (7*i + seq_id) % 100;
-            batch.pos     [k]    = i;
-            batch.n_seq_id[k]    = 1;
-            batch.seq_id  [k][0] = seq_id;
-            batch.logits  [k]    = i == N_PROMPT - 1;
+            const int32_t k    = batch.n_tokens++;
+            batch.token[k]     = (7 * i + seq_id) % 100;
+            batch.pos[k]       = i;
+            batch.n_seq_id[k]  = 1;
+            batch.seq_id[k][0] = seq_id;
+            batch.logits[k]    = i == N_PROMPT - 1;
         }
     }
     bool ok = llama_decode(ctx, batch) == 0 && llama_ridgefill_n_selected(ctx) == 50;
@@ -61,10 +62,16 @@ int main(int argc, char ** argv) {
     }
     const int32_t n_seq = atoi(argv[3]);
 
-    llama_log_set([](ggml_log_level level, const char * text, void *) { if (level == GGML_LOG_LEVEL_ERROR) { fputs(text, stderr); } }, nullptr);
+    llama_log_set(
+        [](ggml_log_level level, const char * text, void *) {
+            if (level == GGML_LOG_LEVEL_ERROR) {
+                fputs(text, stderr);
+            }
+        },
+        nullptr);
     llama_backend_init();
 
-    llama_model     * model = llama_model_load_from_file(argv[1], llama_model_default_params());
+    llama_model *     model = llama_model_load_from_file(argv[1], llama_model_default_params());
     llama_ridgefill * maps  = model ? llama_ridgefill_init(model, argv[2], llama_ridgefill_default_params()) : nullptr;
     if (!maps) {
         return 1;
@@ -73,9 +80,9 @@ int main(int argc, char ** argv) {
     bool ok = true;
     for (const bool flash : { false, true }) {
         for (const bool unified : { false, true }) {
-            auto params = llama_context_default_params();
-            params.n_ctx           = n_seq*1024;
-            params.n_batch         = n_seq*N_PROMPT;
+            auto params            = llama_context_default_params();
+            params.n_ctx           = n_seq * 1024;
+            params.n_batch         = n_seq * N_PROMPT;
             params.n_ubatch        = 128;
             params.n_seq_max       = n_seq;
             params.kv_unified      = unified;
@@ -83,14 +90,14 @@ int main(int argc, char ** argv) {
             params.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
             params.n_threads       = 1;
             params.n_threads_batch = 1;
-            llama_context * ctx = llama_init_from_model(model, params);
+            llama_context * ctx    = llama_init_from_model(model, params);
 
-            auto ridgefill = llama_ridgefill_default_context_params();
+            auto ridgefill        = llama_ridgefill_default_context_params();
             ridgefill.keep_states = true;
-            ok = ok && ctx && llama_set_ridgefill(ctx, maps, ridgefill) == 0;
+            ok                    = ok && ctx && llama_set_ridgefill(ctx, maps, ridgefill) == 0;
             if (ok) {
                 const size_t before = compute_size(ctx);
-                ok = run(ctx, maps, n_seq);
+                ok                  = run(ctx, maps, n_seq);
                 printf("%zu %zu\n", before, compute_size(ctx));
             }
             llama_free(ctx);

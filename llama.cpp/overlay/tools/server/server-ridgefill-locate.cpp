@@ -28,10 +28,12 @@ static std::string describe(const common_chat_templates_inputs & inputs, size_t 
     return string_format("message %zu (%s)", i, inputs.messages[i].role.substr(0, 64).c_str());
 }
 
-server_ridgefill_locator::server_ridgefill_locator(
-        const common_chat_templates        * tmpls,
-        const common_chat_templates_inputs & inputs,
-        const std::string                  & prompt) : tmpls(tmpls), inputs(inputs), prompt(prompt) {
+server_ridgefill_locator::server_ridgefill_locator(const common_chat_templates *        tmpls,
+                                                   const common_chat_templates_inputs & inputs,
+                                                   const std::string &                  prompt) :
+    tmpls(tmpls),
+    inputs(inputs),
+    prompt(prompt) {
     for (int i = 0; word.empty() || prompt.find(word) != std::string::npos; i++) {
         word = string_format("ridgefill%dm", i);
     }
@@ -56,11 +58,12 @@ static void put_marks(common_chat_msg & msg, const std::string & start, const st
             texts.push_back(&part.text);
         }
     }
-    put_mark(*texts.back(),  end,   true);
+    put_mark(*texts.back(), end, true);
     put_mark(*texts.front(), start, false);
 }
 
-server_ridgefill_locator::rendered server_ridgefill_locator::render(const common_chat_templates_inputs & source, const server_ridgefill_messages & messages) const {
+server_ridgefill_locator::rendered server_ridgefill_locator::render(const common_chat_templates_inputs & source,
+                                                                    const server_ridgefill_messages & messages) const {
     auto copy = source;
     for (const size_t i : messages) {
         const auto base = word + std::to_string(i);
@@ -69,11 +72,11 @@ server_ridgefill_locator::rendered server_ridgefill_locator::render(const common
     const auto text = common_chat_templates_apply(tmpls, copy).prompt;
 
     rendered res;
-    size_t pos = 0;
+    size_t   pos = 0;
     for (size_t next; (next = text.find(word, pos)) != std::string::npos;) {
         res.text += text.substr(pos, next - pos);
 
-        char * kind;
+        char *       kind;
         const size_t i = strtoul(text.c_str() + next + word.size(), &kind, 10);
         if ((*kind != 'a' && *kind != 'z') || messages.count(i) == 0) {
             throw std::runtime_error("the chat template changes the marks");
@@ -85,19 +88,22 @@ server_ridgefill_locator::rendered server_ridgefill_locator::render(const common
     return res;
 }
 
-std::optional<server_ridgefill_locator::rendered> server_ridgefill_locator::render_same(const server_ridgefill_messages & messages) const {
+std::optional<server_ridgefill_locator::rendered> server_ridgefill_locator::render_same(
+    const server_ridgefill_messages & messages) const {
     try {
         auto res = render(inputs, messages);
         return res.text == prompt ? std::make_optional(std::move(res)) : std::nullopt;
     } catch (const std::exception &) {
-        return std::nullopt; // the template refuses what the marks make of the messages
+        return std::nullopt;  // the template refuses what the marks make of the messages
     }
 }
 
 // what has parts ends where its neighbours start
 server_ridgefill_messages server_ridgefill_locator::with_neighbours(const server_ridgefill_messages & messages) const {
     server_ridgefill_messages res;
-    const auto has_text_at = [&](size_t i) { return has_text(inputs.messages[i]); };
+    const auto                has_text_at = [&](size_t i) {
+        return has_text(inputs.messages[i]);
+    };
     for (const size_t i : messages) {
         if (has_text_at(i)) {
             res.insert(i);
@@ -143,18 +149,22 @@ void server_ridgefill_locator::locate(const server_ridgefill_messages & messages
     }
 
     if (!render_same({})) {
-        throw std::invalid_argument("the chat template does not render the same prompt twice, so that messages cannot be found in it (hint: use chars or tokens)");
+        throw std::invalid_argument(
+            "the chat template does not render the same prompt twice, so that messages cannot be found in it (hint: "
+            "use chars or tokens)");
     }
 
     // the first message whose marks change the prompt
     const std::vector<size_t> order(marked.begin(), marked.end());
-    size_t n_good = 0;
-    size_t n_bad  = order.size();
+    size_t                    n_good = 0;
+    size_t                    n_bad  = order.size();
     while (n_good + 1 < n_bad) {
-        const size_t n = (n_good + n_bad)/2;
+        const size_t n = (n_good + n_bad) / 2;
         (render_same(server_ridgefill_messages(order.begin(), order.begin() + n)) ? n_good : n_bad) = n;
     }
-    throw std::invalid_argument(describe(inputs, order[n_bad - 1]) + ": the chat template changes its text, so that it cannot be found in the prompt (hint: use chars or tokens)");
+    throw std::invalid_argument(
+        describe(inputs, order[n_bad - 1]) +
+        ": the chat template changes its text, so that it cannot be found in the prompt (hint: use chars or tokens)");
 }
 
 server_ridgefill_bytes server_ridgefill_locator::find_text(size_t i) const {
@@ -207,7 +217,7 @@ server_ridgefill_bytes server_ridgefill_locator::find_chars(size_t i, const serv
     }
     const auto & text  = it->second;
     const auto   bytes = text.bytes(span);
-    const auto & str = text.str();
+    const auto & str   = text.str();
 
     server_ridgefill_bytes res;
     if (!has_text(inputs.messages[i])) {
@@ -220,12 +230,15 @@ server_ridgefill_bytes server_ridgefill_locator::find_chars(size_t i, const serv
     const size_t end   = str.find_last_not_of(WHITESPACE) + 1;
     for (const auto & [first, second] : find_text(i)) {
         if (prompt.compare(first, second - first, str, start, end - start) != 0) {
-            throw std::invalid_argument(describe(inputs, i) + ": the chat template changes its text, so that characters cannot be found in it (hint: name the whole message)");
+            throw std::invalid_argument(describe(inputs, i) +
+                                        ": the chat template changes its text, so that characters cannot be found in "
+                                        "it (hint: name the whole message)");
         }
         // the white space around it is there if the template keeps it
-        const bool   kept  = first >= start && prompt.compare(first - start, start, str, 0, start) == 0;
-        const size_t after = prompt.compare(second, str.size() - end, str, end, std::string::npos) == 0 ? str.size() : end;
-        const size_t b0 = std::max(bytes.first,  kept ? 0 : start);
+        const bool   kept = first >= start && prompt.compare(first - start, start, str, 0, start) == 0;
+        const size_t after =
+            prompt.compare(second, str.size() - end, str, end, std::string::npos) == 0 ? str.size() : end;
+        const size_t b0 = std::max(bytes.first, kept ? 0 : start);
         const size_t b1 = std::min(bytes.second, after);
         if (b0 < b1) {
             res.emplace_back(first + b0 - start, first + b1 - start);
@@ -262,25 +275,29 @@ server_ridgefill_bytes server_ridgefill_locator::find_tools(bool lenient) const 
     try {
         without = render(source, marked);
     } catch (const std::exception &) {
-        throw std::invalid_argument("the chat template fails without tools, so that their definitions cannot be found (hint: use chars or tokens)");
+        throw std::invalid_argument(
+            "the chat template fails without tools, so that their definitions cannot be found (hint: use chars or "
+            "tokens)");
     }
 
-    auto marks = found.marks;
-    const bool same = std::equal(marks.begin(), marks.end(), without.marks.begin(), without.marks.end(),
-        [](const mark & a, const mark & b) { return a.message == b.message && a.end == b.end; });
+    auto       marks = found.marks;
+    const bool same =
+        std::equal(marks.begin(), marks.end(), without.marks.begin(), without.marks.end(),
+                   [](const mark & a, const mark & b) { return a.message == b.message && a.end == b.end; });
     if (!same) {
         marks.clear();
         without.marks.clear();
     }
 
     server_ridgefill_bytes res;
-    size_t pos_with    = 0;
-    size_t pos_without = 0;
+    size_t                 pos_with    = 0;
+    size_t                 pos_without = 0;
     for (size_t k = 0; k <= marks.size(); k++) {
-        const size_t end_with    = k < marks.size() ? marks[k].pos         : prompt.size();
+        const size_t end_with    = k < marks.size() ? marks[k].pos : prompt.size();
         const size_t end_without = k < marks.size() ? without.marks[k].pos : without.text.size();
 
-        const auto [first, second] = difference(without.text.substr(pos_without, end_without - pos_without), prompt.substr(pos_with, end_with - pos_with));
+        const auto [first, second] = difference(without.text.substr(pos_without, end_without - pos_without),
+                                                prompt.substr(pos_with, end_with - pos_with));
         if (first < second) {
             res.emplace_back(pos_with + first, pos_with + second);
         }

@@ -1,9 +1,8 @@
 // what answers, metrics and endpoints tell
 
-#include "server-ridgefill.h"
-
 #include "server-common.h"
 #include "server-http.h"
+#include "server-ridgefill.h"
 
 #include <cinttypes>
 #include <sstream>
@@ -14,11 +13,11 @@ void server_ridgefill_stats::to_json(json & res, uint64_t n_cached, uint64_t n_p
     }
 
     json data = {
-        {"split",    split},
-        {"filled",   n_filled},
-        {"selected", n_selected},
-        {"exact",    n_processed - n_filled},
-        {"reused",   n_cached},
+        { "split",    split                  },
+        { "filled",   n_filled               },
+        { "selected", n_selected             },
+        { "exact",    n_processed - n_filled },
+        { "reused",   n_cached               },
     };
     if (!reason.empty()) {
         data["reason"] = reason;
@@ -47,16 +46,17 @@ std::string server_ridgefill_metrics::to_prometheus() const {
     }
 
     std::stringstream res;
-    auto add = [&res](const char * name, const char * desc, uint64_t value) {
+    auto              add = [&res](const char * name, const char * desc, uint64_t value) {
         res << "# HELP llamacpp:" << name << " " << desc << "\n"
             << "# TYPE llamacpp:" << name << " counter\n"
-            << "llamacpp:"        << name << " " << value << "\n";
+            << "llamacpp:" << name << " " << value << "\n";
     };
-    add("ridgefill_rows_filled_total",     "Number of prompt rows filled by RidgeFill maps",                      n_filled);
-    add("ridgefill_rows_exact_total",      "Number of prompt rows run through all layers, excluding cached rows", n_exact);
-    add("ridgefill_rows_selected_total",   "Number of filled prompt rows run through all layers before the tail", n_selected);
-    add("ridgefill_rows_healed_total",     "Number of cached rows replaced by exact ones while idle",             n_healed);
-    add("ridgefill_requests_filled_total", "Number of requests with at least one filled row",                     n_requests);
+    add("ridgefill_rows_filled_total", "Number of prompt rows filled by RidgeFill maps", n_filled);
+    add("ridgefill_rows_exact_total", "Number of prompt rows run through all layers, excluding cached rows", n_exact);
+    add("ridgefill_rows_selected_total", "Number of filled prompt rows run through all layers before the tail",
+        n_selected);
+    add("ridgefill_rows_healed_total", "Number of cached rows replaced by exact ones while idle", n_healed);
+    add("ridgefill_requests_filled_total", "Number of requests with at least one filled row", n_requests);
     return res.str();
 }
 
@@ -67,21 +67,22 @@ static json info_to_json(const common_ridgefill_info & info, const std::vector<s
     }
 
     return {
-        {"hash",   string_format("%016" PRIx64, info.hash)},
-        {"split",  info.split},
-        {"splits", info.splits},
-        {"defaults", {
-            {"tail",       info.tail},
-            {"sink",       info.sink},
-            {"min_prompt", info.min_prompt},
-            {"select",     common_ridgefill_select_name(info.select)},
-            {"budget",     info.budget},
-            {"pool",       std::vector<int32_t>{ info.n_before, info.n_after }},
-            {"queries",    info.n_query},
-            {"exact_roles", exact_roles},
-        }},
-        {"heads", heads},
-        {"heal",  info.heal},
+        { "hash", string_format("%016" PRIx64, info.hash) },
+        { "split", info.split },
+        { "splits", info.splits },
+        { "defaults",
+         {
+              { "tail", info.tail },
+              { "sink", info.sink },
+              { "min_prompt", info.min_prompt },
+              { "select", common_ridgefill_select_name(info.select) },
+              { "budget", info.budget },
+              { "pool", std::vector<int32_t>{ info.n_before, info.n_after } },
+              { "queries", info.n_query },
+              { "exact_roles", exact_roles },
+          } },
+        { "heads", heads },
+        { "heal", info.heal },
     };
 }
 
@@ -97,9 +98,12 @@ static server_http_res_ptr get_maps(const common_params_ridgefill & params) {
 
     const auto info = params.loaded->get();
     if (!info->loaded) {
-        const json error = format_error_response("No RidgeFill maps are loaded. Start the server with `--ridgefill-maps`", ERROR_TYPE_NOT_SUPPORTED);
+        const json error = format_error_response(
+            "No RidgeFill maps are loaded. Start the server with `--ridgefill-maps`", ERROR_TYPE_NOT_SUPPORTED);
         res->status = json_value(error, "code", 501);
-        res->data   = safe_json_to_str({{ "error", error }});
+        res->data   = safe_json_to_str({
+            { "error", error }
+        });
         return res;
     }
 
@@ -110,7 +114,7 @@ static server_http_res_ptr get_maps(const common_params_ridgefill & params) {
         }
     }
 
-    json data = info_to_json(*info, params.exact_roles);
+    json data    = info_to_json(*info, params.exact_roles);
     data["file"] = info->file;
     data["size"] = info->size;
     data["meta"] = meta;

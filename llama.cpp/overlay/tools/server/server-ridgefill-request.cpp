@@ -1,5 +1,4 @@
 #include "server-ridgefill.h"
-
 #include "server-schema.h"
 #include "server-task.h"
 
@@ -7,30 +6,34 @@
 
 static llama_ridgefill_select get_select(const common_ridgefill_info & info, const json & data) {
     if (data == "spans") {
-        return LLAMA_RIDGEFILL_SELECT_NONE; // they run exact, no further rows are selected
+        return LLAMA_RIDGEFILL_SELECT_NONE;  // they run exact, no further rows are selected
     }
 
     llama_ridgefill_select select;
     try {
         select = common_ridgefill_parse_select(data.is_string() ? data.get<std::string>() : "");
     } catch (const std::invalid_argument &) {
-        throw std::invalid_argument(string_format("select must be none, spans, stride or attention, but got %s", data.dump_safe().substr(0, 64).c_str()));
+        throw std::invalid_argument(string_format("select must be none, spans, stride or attention, but got %s",
+                                                  data.dump_safe().substr(0, 64).c_str()));
     }
 
     if (select != LLAMA_RIDGEFILL_SELECT_NONE && !info.keep_states) {
-        throw std::invalid_argument(info.no_states.empty()
-            ? "select needs a server that keeps split states, start it with --ridgefill-select or --ridgefill-heal"
-            : string_format("select is not possible: %s", info.no_states.c_str()));
+        throw std::invalid_argument(
+            info.no_states.empty() ?
+                "select needs a server that keeps split states, start it with --ridgefill-select or --ridgefill-heal" :
+                string_format("select is not possible: %s", info.no_states.c_str()));
     }
     if (select == LLAMA_RIDGEFILL_SELECT_ATTENTION && info.heads.empty()) {
-        throw std::invalid_argument("select attention needs retrieval heads, start the server with --ridgefill-heads L.H,L.H,...");
+        throw std::invalid_argument(
+            "select attention needs retrieval heads, start the server with --ridgefill-heads L.H,L.H,...");
     }
     return select;
 }
 
 static double get_budget(const json & data) {
     if (!data.is_number()) {
-        throw std::invalid_argument(string_format("budget must be a number, but got %s", data.dump_safe().substr(0, 64).c_str()));
+        throw std::invalid_argument(
+            string_format("budget must be a number, but got %s", data.dump_safe().substr(0, 64).c_str()));
     }
     try {
         return common_ridgefill_check_budget(data.get<double>());
@@ -78,14 +81,18 @@ static server_ridgefill_request parse_request(const common_params_ridgefill & pa
             res.budget = get_budget(val);
         } else if (key == "split") {
             if (server_ridgefill_get_int(val, key, 0) != info.split) {
-                throw std::invalid_argument(string_format("split must be the one in use, %d, but got %s", info.split, val.dump_safe().c_str()));
+                throw std::invalid_argument(
+                    string_format("split must be the one in use, %d, but got %s", info.split, val.dump_safe().c_str()));
             }
         } else {
-            throw std::invalid_argument(string_format("unknown key '%s', expected tail, sink, min_prompt, split, spans, select or budget", key.substr(0, 64).c_str()));
+            throw std::invalid_argument(
+                string_format("unknown key '%s', expected tail, sink, min_prompt, split, spans, select or budget",
+                              key.substr(0, 64).c_str()));
         }
     }
 
-    if (json_value(data, "select", json()) == "spans" && (res.has_spans ? res.spans.empty() : params.exact_roles.empty())) {
+    if (json_value(data, "select", json()) == "spans" &&
+        (res.has_spans ? res.spans.empty() : params.exact_roles.empty())) {
         throw std::invalid_argument("select spans has no effect without spans");
     }
     if (res.budget >= 0.0 && server_ridgefill_select(info, res) == LLAMA_RIDGEFILL_SELECT_NONE) {
@@ -95,24 +102,26 @@ static server_ridgefill_request parse_request(const common_params_ridgefill & pa
     return res;
 }
 
-llama_ridgefill_select server_ridgefill_select(const common_ridgefill_info & info, const server_ridgefill_request & req) {
+llama_ridgefill_select server_ridgefill_select(const common_ridgefill_info &    info,
+                                               const server_ridgefill_request & req) {
     return req.select < 0 ? info.select : (llama_ridgefill_select) req.select;
 }
 
 server_schema::field * server_ridgefill_field(const common_params & params) {
     return (new server_schema::field_json("ridgefill"))
-        ->set_desc("Fill the prompt with the loaded RidgeFill maps: true, false or an object with tail, sink, min_prompt, split, spans (rows that run exact), select and budget. Default: true if maps are loaded")
+        ->set_desc(
+            "Fill the prompt with the loaded RidgeFill maps: true, false or an object with tail, sink, min_prompt, "
+            "split, spans (rows that run exact), select and budget. Default: true if maps are loaded")
         ->set_handler([&params](server_schema::field_eval_context & ctx, const json & data) {
             ctx.params.ridgefill = parse_request(params.ridgefill, data.at("ridgefill"));
         });
 }
 
-static std::vector<llama_ridgefill_range> find_rows(
-        const common_params_ridgefill & params,
-        const llama_vocab             * vocab,
-        const json                    & data,
-        size_t                          i_prompt,
-        const server_task             & task) {
+static std::vector<llama_ridgefill_range> find_rows(const common_params_ridgefill & params,
+                                                    const llama_vocab *             vocab,
+                                                    const json &                    data,
+                                                    size_t                          i_prompt,
+                                                    const server_task &             task) {
     const auto & req  = task.params.ridgefill;
     const auto   type = task.params.res_type;
 
@@ -121,24 +130,26 @@ static std::vector<llama_ridgefill_range> find_rows(
 
     for (const auto & span : req.spans) {
         if (converted && span.type == server_ridgefill_span::MESSAGE) {
-            throw std::invalid_argument(span.name + ": this route has no message indices, its input is converted to other messages (hint: use role, chars or tokens)");
+            throw std::invalid_argument(span.name +
+                                        ": this route has no message indices, its input is converted to other messages "
+                                        "(hint: use role, chars or tokens)");
         }
     }
     if (!req.has_spans && !chat) {
         return {};
     }
-    return server_ridgefill_rows(req.has_spans ? req.spans : server_ridgefill_default_spans(params), vocab, task.tokens, data, i_prompt, chat);
+    return server_ridgefill_rows(req.has_spans ? req.spans : server_ridgefill_default_spans(params), vocab, task.tokens,
+                                 data, i_prompt, chat);
 }
 
-void server_ridgefill_check(
-        const common_params_ridgefill & params,
-        const llama_vocab             * vocab,
-        const json                    & data,
-        size_t                          i_prompt,
-        server_task                   & task) {
+void server_ridgefill_check(const common_params_ridgefill & params,
+                            const llama_vocab *             vocab,
+                            const json &                    data,
+                            size_t                          i_prompt,
+                            server_task &                   task) {
     auto & req = task.params.ridgefill;
     if (!req.maps) {
-        req.maps = params.loaded->get(); // the request has no such field
+        req.maps = params.loaded->get();  // the request has no such field
     }
 
     const auto & info = *req.maps;
@@ -147,15 +158,20 @@ void server_ridgefill_check(
     }
 
     if (task.params.n_cache_reuse > 0) {
-        throw std::invalid_argument("Field 'n_cache_reuse': not possible while RidgeFill maps are loaded, a moved chunk no longer shows which filled rows it was computed from");
+        throw std::invalid_argument(
+            "Field 'n_cache_reuse': not possible while RidgeFill maps are loaded, a moved chunk no longer shows which "
+            "filled rows it was computed from");
     }
 
-    if (req.fill && task.params.sampling.backend_sampling && server_ridgefill_select(info, req) != LLAMA_RIDGEFILL_SELECT_NONE) {
-        throw std::invalid_argument("Field 'backend_sampling': not possible with selected rows, the logits of the tail come after them; set select of 'ridgefill' to none");
+    if (req.fill && task.params.sampling.backend_sampling &&
+        server_ridgefill_select(info, req) != LLAMA_RIDGEFILL_SELECT_NONE) {
+        throw std::invalid_argument(
+            "Field 'backend_sampling': not possible with selected rows, the logits of the tail come after them; set "
+            "select of 'ridgefill' to none");
     }
 
     if (!req.fill || server_ridgefill_has_media(task.tokens)) {
-        return; // all rows run exact
+        return;  // all rows run exact
     }
 
     try {

@@ -16,8 +16,9 @@ static constexpr size_t MAX_SPANS = 4096;
 int32_t server_ridgefill_get_int(const json & data, const std::string & name, int32_t min) {
     // compared as a double: a number beyond 64 bits must not wrap into the range
     if (!data.is_number_integer() || data.get<double>() < min || data.get<double>() > INT32_MAX) {
-        throw std::invalid_argument(string_format("%s must be an integer%s, but got %s",
-            name.c_str(), min == INT32_MIN ? "" : string_format(" of at least %d", min).c_str(), data.dump_safe().substr(0, 64).c_str()));
+        throw std::invalid_argument(string_format("%s must be an integer%s, but got %s", name.c_str(),
+                                                  min == INT32_MIN ? "" : string_format(" of at least %d", min).c_str(),
+                                                  data.dump_safe().substr(0, 64).c_str()));
     }
     return data.get<int32_t>();
 }
@@ -27,7 +28,7 @@ static void get_pair(const json & pair, server_ridgefill_span & span, const char
         throw std::invalid_argument(string_format("%s must be a [start, end) pair of %s", span.name.c_str(), what));
     }
     span.p0 = server_ridgefill_get_int(pair.at(0), "the start of " + span.name, 0);
-    span.p1 = server_ridgefill_get_int(pair.at(1), "the end of "   + span.name, 0);
+    span.p1 = server_ridgefill_get_int(pair.at(1), "the end of " + span.name, 0);
     if (span.p0 >= span.p1) {
         throw std::invalid_argument(string_format("%s = [%d, %d) is empty", span.name.c_str(), span.p0, span.p1));
     }
@@ -68,8 +69,10 @@ static server_ridgefill_span parse_span(const json & item, size_t i) {
             get_pair(item.at("chars"), span, "characters");
         }
     } else {
-        throw std::invalid_argument(string_format("%s must be {\"tokens\": [start, end]} or short [start, end], {\"chars\": [start, end]}, "
-            "{\"message\": index}, {\"message\": index, \"chars\": [start, end]} or {\"role\": name}, but got %s", span.name.c_str(), item.dump_safe().substr(0, 64).c_str()));
+        throw std::invalid_argument(string_format(
+            "%s must be {\"tokens\": [start, end]} or short [start, end], {\"chars\": [start, end]}, "
+            "{\"message\": index}, {\"message\": index, \"chars\": [start, end]} or {\"role\": name}, but got %s",
+            span.name.c_str(), item.dump_safe().substr(0, 64).c_str()));
     }
     return span;
 }
@@ -93,9 +96,9 @@ std::vector<server_ridgefill_span> server_ridgefill_default_spans(const common_p
     std::vector<server_ridgefill_span> spans;
     for (const auto & role : params.exact_roles) {
         server_ridgefill_span span;
-        span.type = server_ridgefill_span::ROLE;
-        span.role = role;
-        span.name = "--ridgefill-exact-roles";
+        span.type    = server_ridgefill_span::ROLE;
+        span.role    = role;
+        span.name    = "--ridgefill-exact-roles";
         span.lenient = true;
         spans.push_back(span);
     }
@@ -117,7 +120,8 @@ server_ridgefill_text::server_ridgefill_text(std::string text) : text(std::move(
 
 std::pair<size_t, size_t> server_ridgefill_text::bytes(const server_ridgefill_span & span) const {
     if ((size_t) span.p1 >= starts.size()) {
-        throw std::invalid_argument(string_format("%s = [%d, %d) ends after the text of %zu characters", span.name.c_str(), span.p0, span.p1, starts.size() - 1));
+        throw std::invalid_argument(string_format("%s = [%d, %d) ends after the text of %zu characters",
+                                                  span.name.c_str(), span.p0, span.p1, starts.size() - 1));
     }
     return { starts[span.p0], starts[span.p1] };
 }
@@ -136,7 +140,7 @@ static std::optional<std::string> find_text(const json & prompt, size_t i_prompt
 
 // which bytes of the text each token of a prompt stands for
 class token_index {
-public:
+  public:
     // throws std::invalid_argument
     token_index(const llama_vocab * vocab, const llama_tokens & tokens, const std::string & text) {
         constexpr const char * whitespace = " \t\r\n";
@@ -148,7 +152,9 @@ public:
             // as it is; with a space that the tokenizer put before it; behind white space that a special token took away
             const size_t after = std::min(text.find_first_not_of(whitespace, pos), text.size());
             const size_t space = !piece.empty() && piece[0] == ' ';
-            const auto   match = [&](size_t start, size_t skip) { return text.compare(start, piece.size() - skip, piece, skip) == 0; };
+            const auto   match = [&](size_t start, size_t skip) {
+                return text.compare(start, piece.size() - skip, piece, skip) == 0;
+            };
 
             if (match(pos, 0) || match(pos, space)) {
                 starts.push_back(pos);
@@ -157,7 +163,7 @@ public:
                 starts.push_back(after);
                 pos = after + piece.size() - (match(after, 0) ? 0 : space);
             } else if (llama_vocab_is_control(vocab, tokens[i]) && (i == 0 || i + 1 == tokens.size())) {
-                starts.push_back(pos); // added, not in the text
+                starts.push_back(pos);  // added, not in the text
             } else {
                 fail();
             }
@@ -170,14 +176,16 @@ public:
 
     // tokens that are partly inside count
     llama_ridgefill_range rows(size_t first, size_t second) const {
-        const auto p0 = std::upper_bound(ends.begin(),   ends.end(),   first)  - ends.begin();
+        const auto p0 = std::upper_bound(ends.begin(), ends.end(), first) - ends.begin();
         const auto p1 = std::lower_bound(starts.begin(), starts.end(), second) - starts.begin();
         return { (llama_pos) p0, (llama_pos) std::max(p0, p1) };
     }
 
-private:
+  private:
     [[noreturn]] static void fail() {
-        throw std::invalid_argument("spans of characters, messages and roles need tokens that spell the text of the prompt, and those of this model do not (hint: use tokens)");
+        throw std::invalid_argument(
+            "spans of characters, messages and roles need tokens that spell the text of the prompt, and those of this "
+            "model do not (hint: use tokens)");
     }
 
     std::vector<size_t> starts;
@@ -217,18 +225,19 @@ static std::vector<llama_ridgefill_range> merge(std::vector<llama_ridgefill_rang
     // each can end one filled range and start another
     const size_t n_max = LLAMA_RIDGEFILL_MAX_RANGES - 1;
     if (res.size() > n_max) {
-        throw std::invalid_argument(string_format("spans are %zu separate ranges of rows, the limit is %zu (hint: leave no gaps of a few rows)", res.size(), n_max));
+        throw std::invalid_argument(
+            string_format("spans are %zu separate ranges of rows, the limit is %zu (hint: leave no gaps of a few rows)",
+                          res.size(), n_max));
     }
     return res;
 }
 
-std::vector<llama_ridgefill_range> server_ridgefill_rows(
-        const std::vector<server_ridgefill_span> & spans,
-        const llama_vocab                        * vocab,
-        const server_tokens                      & tokens,
-        const json                               & data,
-        size_t                                     i_prompt,
-        bool                                       chat) {
+std::vector<llama_ridgefill_range> server_ridgefill_rows(const std::vector<server_ridgefill_span> & spans,
+                                                         const llama_vocab *                        vocab,
+                                                         const server_tokens &                      tokens,
+                                                         const json &                               data,
+                                                         size_t                                     i_prompt,
+                                                         bool                                       chat) {
     std::vector<llama_ridgefill_range> rows;
 
     std::optional<server_ridgefill_text> text;
@@ -239,7 +248,8 @@ std::vector<llama_ridgefill_range> server_ridgefill_rows(
 
         if (span.type == server_ridgefill_span::TOKENS) {
             if (span.p1 > (int32_t) tokens.size()) {
-                throw std::invalid_argument(string_format("%s = [%d, %d) ends after the prompt of %zu tokens", span.name.c_str(), span.p0, span.p1, tokens.size()));
+                throw std::invalid_argument(string_format("%s = [%d, %d) ends after the prompt of %zu tokens",
+                                                          span.name.c_str(), span.p0, span.p1, tokens.size()));
             }
             rows.push_back({ span.p0, span.p1 });
             continue;
@@ -253,12 +263,12 @@ std::vector<llama_ridgefill_range> server_ridgefill_rows(
                 throw std::invalid_argument(span.name + ": the prompt is not a text (hint: use tokens)");
             }
             text.emplace(std::move(*str));
-            index.emplace(vocab, tokens.get_text_tokens(), text->str()); // there is no media
+            index.emplace(vocab, tokens.get_text_tokens(), text->str());  // there is no media
         }
 
-        const auto places = span.type == server_ridgefill_span::CHARS
-            ? server_ridgefill_bytes{ text->bytes(span) }
-            : read_bytes(data.at("ridgefill_chat").at(i), span);
+        const auto places = span.type == server_ridgefill_span::CHARS ?
+                                server_ridgefill_bytes{ text->bytes(span) } :
+                                read_bytes(data.at("ridgefill_chat").at(i), span);
         for (const auto & [first, second] : places) {
             rows.push_back(index->rows(first, second));
         }

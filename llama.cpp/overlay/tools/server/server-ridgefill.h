@@ -18,7 +18,9 @@ struct server_queue;
 struct server_slot_stats;
 struct server_task;
 
-namespace server_schema { struct field; }
+namespace server_schema {
+struct field;
+}
 
 // the "ridgefill" field of a request, -1 = the server's setting
 struct server_ridgefill_request {
@@ -26,29 +28,30 @@ struct server_ridgefill_request {
     int32_t tail       = -1;
     int32_t sink       = -1;
     int32_t min_prompt = -1;
-    int32_t select     = -1;   // llama_ridgefill_select
-    double  budget     = -1.0; // share of the filled rows
+    int32_t select     = -1;    // llama_ridgefill_select
+    double  budget     = -1.0;  // share of the filled rows
 
     bool has_spans = false;
 
     std::vector<server_ridgefill_span> spans;
-    std::vector<llama_ridgefill_range> exact;  // their rows, or those of the server's roles
-    std::string                        reason; // why the whole prompt runs exact
+    std::vector<llama_ridgefill_range> exact;   // their rows, or those of the server's roles
+    std::string                        reason;  // why the whole prompt runs exact
 
-    common_ridgefill_info_ptr maps; // for which the request was read; if others are loaded by now, all rows run exact
+    common_ridgefill_info_ptr maps;  // for which the request was read; if others are loaded by now, all rows run exact
 };
 
 // how a request selects rows
-llama_ridgefill_select server_ridgefill_select(const common_ridgefill_info & info, const server_ridgefill_request & req);
+llama_ridgefill_select server_ridgefill_select(const common_ridgefill_info &    info,
+                                               const server_ridgefill_request & req);
 
 // part of server_slot_stats
 struct server_ridgefill_stats {
-    int32_t  split      = -1; // -1 = no maps are loaded
+    int32_t  split      = -1;  // -1 = no maps are loaded
     int32_t  tail       = 0;
     uint64_t n_filled   = 0;
-    uint64_t n_selected = 0; // reused or filled before
+    uint64_t n_selected = 0;  // reused or filled before
 
-    std::string reason; // why the whole prompt runs exact
+    std::string reason;       // why the whole prompt runs exact
 
     // adds "ridgefill" to res, nothing if no maps are loaded
     void to_json(common_json & res, uint64_t n_cached, uint64_t n_processed) const;
@@ -61,29 +64,29 @@ struct server_ridgefill_stats {
 struct server_ridgefill_metrics {
     bool loaded = false;
 
-    uint64_t n_filled   = 0; // rows
-    uint64_t n_exact    = 0; // rows
-    uint64_t n_requests = 0; // with at least one filled row
-    uint64_t n_selected = 0; // rows
-    uint64_t n_healed   = 0; // rows
+    uint64_t n_filled   = 0;  // rows
+    uint64_t n_exact    = 0;  // rows
+    uint64_t n_requests = 0;  // with at least one filled row
+    uint64_t n_selected = 0;  // rows
+    uint64_t n_healed   = 0;  // rows
 
     std::string to_prometheus() const;
 };
 
 // part of server_slot
 struct server_ridgefill_slot {
-    std::vector<llama_ridgefill_range> plan; // rows that are marked to be filled
+    std::vector<llama_ridgefill_range> plan;  // rows that are marked to be filled
 
-    llama_pos p_tail    = 0; // end of the plan, start of the tail
-    llama_pos p_end     = 0; // end of the prompt
-    int32_t   n_able    = 0; // filled rows that can be selected
+    llama_pos p_tail    = 0;                  // end of the plan, start of the tail
+    llama_pos p_end     = 0;                  // end of the prompt
+    int32_t   n_able    = 0;                  // filled rows that can be selected
     bool      selecting = false;
 
-    bool to_heal    = false; // cells may be filled; stays when the slot is released
-    bool drop_cells = false; // cells were computed from filled cells that are gone, so they must not be reused
-    bool counting   = false; // the slot processes a prompt of its own
+    bool to_heal    = false;     // cells may be filled; stays when the slot is released
+    bool drop_cells = false;     // cells were computed from filled cells that are gone, so they must not be reused
+    bool counting   = false;     // the slot processes a prompt of its own
 
-    llama_pos pos_counted = -1; // rows before it are part of the stats
+    llama_pos pos_counted = -1;  // rows before it are part of the stats
 
     // what the last prompt selected
     struct {
@@ -115,25 +118,23 @@ struct server_ridgefill_slot {
 
 // call when a slot starts on its prompt, n_past tokens of which are cached
 // marks the rows to fill and returns the number of cached tokens that this request may reuse
-int32_t server_ridgefill_begin(
-        const common_params_ridgefill & params,
-        llama_context                 * ctx,
-        int32_t                         id_slot,
-        const server_task             & task,
-        server_prompt                 & prompt,
-        server_slot_stats             & stats,
-        server_ridgefill_slot         & slot,
-        int32_t                         n_past);
+int32_t server_ridgefill_begin(const common_params_ridgefill & params,
+                               llama_context *                 ctx,
+                               int32_t                         id_slot,
+                               const server_task &             task,
+                               server_prompt &                 prompt,
+                               server_slot_stats &             stats,
+                               server_ridgefill_slot &         slot,
+                               int32_t                         n_past);
 
 // call when a task is complete: finds the rows of its spans
 // data: the parameters of the request, prompt i of which is the task's
 // throws std::invalid_argument if the request asks for what the maps cannot do with its prompt
-void server_ridgefill_check(
-        const common_params_ridgefill & params,
-        const llama_vocab             * vocab,
-        const common_json             & data,
-        size_t                          i_prompt,
-        server_task                   & task);
+void server_ridgefill_check(const common_params_ridgefill & params,
+                            const llama_vocab *             vocab,
+                            const common_json &             data,
+                            size_t                          i_prompt,
+                            server_task &                   task);
 
 // such a prompt runs exact
 bool server_ridgefill_has_media(const server_tokens & tokens);
@@ -149,4 +150,5 @@ server_schema::field * server_ridgefill_field(const common_params & params);
 void server_ridgefill_props(const common_params_ridgefill & params, common_json & props);
 
 // GET /ridgefill, params must outlive the handler
-std::function<std::unique_ptr<server_http_res>(const server_http_req &)> server_ridgefill_get_handler(const common_params & params);
+std::function<std::unique_ptr<server_http_res>(const server_http_req &)> server_ridgefill_get_handler(
+    const common_params & params);
