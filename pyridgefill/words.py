@@ -20,27 +20,20 @@ def signed_percent(share: float) -> str:
     return f"{100 * share:+.1f} %"
 
 
-def interval(value: dict[str, Any], form: str, key: str = "value") -> str:
-    """A value and its interval, which one sample alone does not have."""
-    low, high = value.get("low"), value.get("high")
-    shown = format(value[key], form)
-    return shown if low is None or high is None else f"{shown} ({low:{form}} to {high:{form}})"
-
-
 def selected(budget: float) -> str:
     """A budget."""
     return f"{100 * budget:g} % selected" if budget else "nothing selected"
 
 
-def maps_words(point: dict[str, Any]) -> str:
-    """Target, rank and type of maps."""
-    rank = f", rank {point['rank']}" if point["rank"] else ""
-    return f"{point['target']}{rank}, {point['type']}"
+def maps_words(point: Any) -> str:
+    """Target, rank and type of a setting's maps."""
+    rank = f", rank {point.rank}" if point.rank else ""
+    return f"{point.target}{rank}, {point.type}"
 
 
-def describe(point: dict[str, Any]) -> str:
+def describe(point: Any) -> str:
     """Split and selection of a setting."""
-    return f"split {point['split']}, {selected(point['budget'])}, tail {point['tail']}"
+    return f"split {point.split}, {selected(point.budget)}, tail {point.tail}"
 
 
 def size(count: int) -> str:

@@ -100,9 +100,10 @@ def tune(
 
     # these load the native library
     from pyridgefill.evaluation.run.lab import Lab
-    from pyridgefill.evaluation.run.results import ResultFile
+    from pyridgefill.evaluation.run.results import ResultFile, plain
     from pyridgefill.evaluation.run.session import Session
     from pyridgefill.evaluation.run.task import Params
+    from pyridgefill.evaluation.run.typed import to_json
     from pyridgefill.evaluation.run.ways import baselines, n_sequences
     from pyridgefill.tuning.document import make_document
     from pyridgefill.tuning.maps import MapStore
@@ -147,12 +148,11 @@ def tune(
     write_page(output, document)
 
     def show() -> None:
-        best = document["recommended"]
-        common.stdout.print(best["reason"], highlight=False)
-        common.stdout.print(best["command"], highlight=False)
+        common.stdout.print(document.recommended.reason, highlight=False)
+        common.stdout.print(document.recommended.command, highlight=False)
         common.stdout.print(f"report: {output}, numbers: {numbers}", highlight=False)
 
-    common.report(numbers, document, show)
+    common.report(numbers, plain(to_json(document)), show)
 
 
 def _check_names(model: Path, statistics: Path, output: Path, numbers: Path, splice: Path | None) -> None:

@@ -31,6 +31,15 @@ class Interval:
             return ""
         return value if math.isnan(self.low) or math.isnan(self.high) else f"{value} ({bounds[0]} to {bounds[1]})"
 
+    def scaled(self, factor: float) -> Interval:
+        """In another unit."""
+        return Interval(factor * self.value, factor * self.low, factor * self.high)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The ends, the value where it has none."""
+        return self.value if math.isnan(self.low) else self.low, self.value if math.isnan(self.high) else self.high
+
     def percent(self, form: str = ".0f") -> str:
         """A share in percent."""
         return self.show(form, 100)

@@ -9,7 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-Point = dict[str, Any]
+from pyridgefill.evaluation.intervals import Interval
 
 # names in style.css; the page's script puts the colours of the theme in their place
 _INK, _MUTED, _GRID, _BAND = "var(--ink)", "var(--muted)", "var(--grid)", "var(--band)"
@@ -44,6 +44,28 @@ class Figure:
     legend: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A point of a frontier: how fast, how good, what is told of it, whether it is as good as exact, or the best."""
+
+    label: str
+    x: Interval
+    y: Interval
+    hover: str
+    good: bool
+    best: bool
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A value in a row of its own; `ours` is drawn in colour."""
+
+    name: str
+    value: Interval
+    label: str
+    ours: bool
+
+
 def series_color(index: int) -> str:
     """The colour of a series; there are six."""
     return f"var(--series-{index % N_SERIES + 1})"
@@ -53,8 +75,8 @@ def frontier(
     name: str,
     title: str,
     axis: str,
-    families: Sequence[Sequence[Point]],
-    band: Point,
+    families: Sequence[Sequence[Mark]],
+    band: Interval,
     *,
     rising: bool,
 ) -> Figure:
@@ -65,21 +87,21 @@ def frontier(
     name, title, axis
         Of the figure and its vertical axis.
     families
-        For each series points with `label`, `x` and `y`, both intervals.
+        The points of each series.
     band
-        The exact model's interval; `value`, `low`, `high`.
+        The exact model's interval.
     rising
         Whether faster settings stand higher, which is where labels have no room.
     """
     figure = _figure(300)
-    values = [value for family in families for point in family for value in _bounds(point["x"])]
+    values = [value for family in families for point in family for value in point.x.bounds]
     start, end = min([1.0, *values]), max([1.05, *values])
     edge = 0.06 * (end - start)
-    low, high = _bounds(band)
+    low, high = band.bounds
     figure.add_hrect(low, high, fillcolor=_BAND, line_width=0, layer="below")
-    figure.add_hline(band["value"], line={"color": _MUTED, "width": 1, "dash": "dot"}, layer="below")
+    figure.add_hline(band.value, line={"color": _MUTED, "width": 1, "dash": "dot"}, layer="below")
     figure.add_annotation(
-        x=0, xref="paper", xanchor="left", y=band["value"], yanchor="bottom", text="exact", showarrow=False,
+        x=0, xref="paper", xanchor="left", y=band.value, yanchor="bottom", text="exact", showarrow=False,
         font={"color": _MUTED, "size": 11},
     )  # fmt: skip
     above, below = ("top left", "bottom right") if rising else ("top right", "bottom left")
@@ -87,35 +109,35 @@ def frontier(
         color = series_color(index)
         figure.add_trace(
             go.Scatter(
-                x=[point["x"]["value"] for point in family],
-                y=[point["y"]["value"] for point in family],
-                error_x=_bars([point["x"] for point in family], color),
-                error_y=_bars([point["y"] for point in family], color),
+                x=[point.x.value for point in family],
+                y=[point.y.value for point in family],
+                error_x=_bars([point.x for point in family], color),
+                error_y=_bars([point.y for point in family], color),
                 mode="lines+markers+text",
-                text=[point["label"] for point in family],
+                text=[point.label for point in family],
                 textposition=below if index % 2 else above,
                 textfont={"size": 10, "color": color},
                 line={"color": color, "width": 1.5},
                 marker={
-                    "color": [color if point["good"] else "var(--surface)" for point in family],
-                    "size": [11 if point["best"] else 7 for point in family],
-                    "symbol": ["diamond" if point["best"] else "circle" for point in family],
+                    "color": [color if point.good else "var(--surface)" for point in family],
+                    "size": [11 if point.best else 7 for point in family],
+                    "symbol": ["diamond" if point.best else "circle" for point in family],
                     "line": {"color": color, "width": 1.5},
                 },
-                customdata=[point["hover"] for point in family],
+                customdata=[point.hover for point in family],
                 hovertemplate="%{customdata}<extra></extra>",
                 cliponaxis=False,
             )
         )
     figure.update_xaxes(title_text="times sooner", range=[start - edge, end + 2 * edge], tickformat=".1f")
     figure.update_yaxes(title_text=axis)
-    best = [point for family in families for point in family if point["best"]]
-    told = f" Recommended: {best[0]['hover']}." if best else ""
+    best = [point for family in families for point in family if point.best]
+    told = f" Recommended: {best[0].hover}." if best else ""
     count = sum(map(len, families))
     return _made(name, title, f"{title}: {count} settings in {len(families)} series.{told}", figure)
 
 
-def dots(name: str, title: str, axis: str, rows: Sequence[Point]) -> Figure:
+def dots(name: str, title: str, axis: str, rows: Sequence[Dot]) -> Figure:
     """Values with intervals, a row for each way to run prompts.
 
     Parameters
@@ -123,30 +145,30 @@ def dots(name: str, title: str, axis: str, rows: Sequence[Point]) -> Figure:
     name, title, axis
         Of the figure and its horizontal axis.
     rows
-        With `name`, `value` (an interval), `label` and `ours`.
+        From the top.
     """
     figure = _figure(60 + 34 * len(rows))
     for row in rows:
-        color = "var(--series-1)" if row["ours"] else _MUTED
+        color = "var(--series-1)" if row.ours else _MUTED
         figure.add_trace(
             go.Scatter(
-                x=[row["value"]["value"]],
-                y=[row["name"]],
-                error_x=_bars([row["value"]], color),
+                x=[row.value.value],
+                y=[row.name],
+                error_x=_bars([row.value], color),
                 mode="markers",
                 marker={"color": color, "size": 9},
-                hovertemplate=f"{row['name']}: {row['label']}<extra></extra>",
+                hovertemplate=f"{row.name}: {row.label}<extra></extra>",
                 cliponaxis=False,
             )
         )
         figure.add_annotation(
-            x=1, xref="paper", xanchor="left", xshift=8, y=row["name"], text=row["label"], showarrow=False,
-            font={"color": _INK if row["ours"] else _MUTED, "size": 11},
+            x=1, xref="paper", xanchor="left", xshift=8, y=row.name, text=row.label, showarrow=False,
+            font={"color": _INK if row.ours else _MUTED, "size": 11},
         )  # fmt: skip
     figure.update_xaxes(title_text=axis, zeroline=True, zerolinecolor=_GRID, nticks=5)
     figure.update_yaxes(autorange="reversed", showgrid=True, ticks="", showline=False)
     figure.update_layout(margin={"r": 96, "t": 8})
-    told = "; ".join(f"{row['name']} {row['label']}" for row in rows)
+    told = "; ".join(f"{row.name} {row.label}" for row in rows)
     return _made(name, title, f"{title}: {told}.", figure)
 
 
@@ -219,7 +241,7 @@ def stacked(name: str, title: str, axis: str, bars: Sequence[tuple[str, dict[str
 
 
 def grouped(
-    name: str, title: str, axis: str, rows: Sequence[str], series: Mapping[str, Sequence[Point | None]]
+    name: str, title: str, axis: str, rows: Sequence[str], series: Mapping[str, Sequence[Interval | None]]
 ) -> Figure:
     """Bars with intervals, for each row one of each series."""
     figure = _figure(64 + (14 + 16 * len(series)) * len(rows))
@@ -229,7 +251,7 @@ def grouped(
         figure.add_trace(
             go.Bar(
                 orientation="h",
-                x=[value["value"] for _, value in known],
+                x=[value.value for _, value in known],
                 y=[row for row, _ in known],
                 error_x=_bars([value for _, value in known], _MUTED),
                 marker={"color": color, "line": {"width": 0}},
@@ -240,7 +262,7 @@ def grouped(
     figure.update_xaxes(title_text=axis, zeroline=True, zerolinecolor=_MUTED)
     figure.update_yaxes(autorange="reversed", showgrid=False, ticks="", showline=False, type="category")
     told = "; ".join(
-        f"{label}: " + ", ".join(f"{row} {v['value']:.0f} %" for row, v in zip(rows, values, strict=True) if v)
+        f"{label}: " + ", ".join(f"{row} {v.value:.0f} %" for row, v in zip(rows, values, strict=True) if v)
         for label, values in series.items()
     )
     made = _made(name, title, f"{title}. {told}.", figure)
@@ -275,18 +297,12 @@ def _figure(height: int) -> go.Figure:
     return figure
 
 
-def _bounds(value: Point) -> tuple[float, float]:
-    """An interval's ends, its value where it has none."""
-    low, high = value.get("low"), value.get("high")
-    return (value["value"] if low is None else low, value["value"] if high is None else high)
-
-
-def _bars(values: Sequence[Point], color: str) -> dict[str, Any]:
+def _bars(values: Sequence[Interval], color: str) -> dict[str, Any]:
     return {
         "type": "data",
         "symmetric": False,
-        "array": [_bounds(value)[1] - value["value"] for value in values],
-        "arrayminus": [value["value"] - _bounds(value)[0] for value in values],
+        "array": [value.bounds[1] - value.value for value in values],
+        "arrayminus": [value.value - value.bounds[0] for value in values],
         "color": color,
         "thickness": 1,
         "width": 0,

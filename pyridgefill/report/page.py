@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 from pyridgefill.errors import RidgeFillError
 from pyridgefill.files import replacing
+from pyridgefill.tuning.contents import Contents
 
 
 def require_plotly() -> None:
@@ -19,7 +19,7 @@ def require_plotly() -> None:
         )
 
 
-def write_page(path: Path, document: dict[str, Any]) -> None:
+def write_page(path: Path, document: Contents) -> None:
     """Write the report.
 
     Parameters
@@ -27,21 +27,20 @@ def write_page(path: Path, document: dict[str, Any]) -> None:
     path
         The HTML file; replaced when the new one is complete.
     document
-        As `report.schema.json` describes it.
+        Of `make_document`.
     """
     page = render(document)
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
 
-def render(document: dict[str, Any]) -> str:
+def render(document: Contents) -> str:
     """The page as text."""
     import jinja2
     from plotly.offline import get_plotlyjs
 
     from pyridgefill import words
     from pyridgefill.report import charts, tables
-    from pyridgefill.report.points import recommended
 
     environment = jinja2.Environment(
         autoescape=True,
@@ -54,7 +53,7 @@ def render(document: dict[str, Any]) -> str:
     environment.filters["percent"] = words.percent
     return environment.from_string(_asset("page.html.j2")).render(
         doc=document,
-        best=recommended(document),
+        best=document.best,
         headline=tables.headline(document),
         frontier=charts.frontier(document),
         depths=charts.depths(document),

@@ -17,8 +17,10 @@ from support.browser import browser as open_browser
 from support.browser import view
 
 from pyridgefill.cli.main import run
+from pyridgefill.evaluation.run.typed import from_json
 from pyridgefill.maps import read_maps
 from pyridgefill.report.page import render
+from pyridgefill.tuning.contents import Contents
 
 # a byte is a token: questions are long
 CTX, TAIL, SPLITS = 1200, 640, (2, 4)
@@ -244,7 +246,7 @@ def test_splices_are_shown(browser: Browser, document: dict[str, Any], tmp_path:
     spliced = document | {"splices": [splice | {"into": into} for into in ("fill", "exact")]}
     jsonschema.validate(spliced, SCHEMA)
     path = tmp_path / "report.html"
-    path.write_text(render(spliced))
+    path.write_text(render(from_json(Contents, spliced)))
     with view(browser, path, width=390, dark=False) as seen:
         assert seen.complaints == []
         assert "Which parts carry the error" in seen.evaluate("document.body.innerText")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -15,10 +16,13 @@ from pyridgefill.evaluation.run.found import Speed
 from pyridgefill.evaluation.run.lab import model_cell
 from pyridgefill.evaluation.run.results import ResultFile
 from pyridgefill.evaluation.run.spliced import Splice
+from pyridgefill.evaluation.run.typed import from_json, to_json
 from pyridgefill.files import file_name
 from pyridgefill.report.tables import variations
 from pyridgefill.selection.point import Point
 from pyridgefill.selection.recommend import Outcome, Trial, recommend, stops, walk_down, walk_up
+from pyridgefill.tuning import contents
+from pyridgefill.tuning.contents import Contents
 from pyridgefill.tuning.document import _breakdown, _splices
 from pyridgefill.tuning.grid import Grid
 
@@ -197,7 +201,7 @@ def test_splice_results_of_this_model_are_shown(tmp_path: Path) -> None:
     results.add({**shape, **others, "splice": splice}, {"share": share}, {})
     results.add({**shape, **own, "variant": "zero", "splice": splice}, {"share": share}, {})
     shown = {"into": "exact", "components": ["K", "V"], "layers": [3, 5], "share": share}
-    assert list(_splices(results, model)) == [{"ctx": 400, "tail": 200, "split": 2, **shown}]
+    assert to_json(list(_splices(results, model))) == [{"ctx": 400, "tail": 200, "split": 2, **shown}]
 
 
 @pytest.mark.parametrize(
@@ -207,14 +211,46 @@ def test_splice_results_of_this_model_are_shown(tmp_path: Path) -> None:
 def test_times_that_a_device_hides_are_one_part(inside: list[float], parts: dict[str, float]) -> None:
     seconds: dict[str, tuple[float, ...]] = {"exact": (1.0,), "fill": (0.75,), "plain": (), "empty": ()}
     timing = Speed(4 / 3, (4 / 3,), None, 9, 0, seconds, tuple(inside))
-    assert _breakdown(timing)["parts"] == parts
+    assert _breakdown(2048, timing).parts == parts
 
 
 def test_a_real_report_tells_the_size_of_one_split() -> None:
     """The sweep's file holds three splits, the variation's only one, with as many weights for it."""
     document = json.loads((ROOT / "benchmarks/results/smollm2-tune.json").read_text(encoding="utf-8"))
     jsonschema.validate(document, json.loads((ROOT / "pyridgefill/tuning/report.schema.json").read_text()))
-    swept, other = variations(document)
+    swept, other = variations(from_json(Contents, document))
     assert (swept["maps"], other["maps"]) == ("proj, f16", "proj, q8_0")
     assert swept["parameters"] == other["parameters"] == "4.2"
     assert (swept["megabytes"], other["megabytes"]) == ("8.4", "4.5")
+
+
+def test_the_schema_is_that_of_the_types() -> None:
+    """The schema says more of values, but names the same fields, and requires those that are always there."""
+    schema = json.loads((ROOT / "pyridgefill/tuning/report.schema.json").read_text())
+
+    def compare(kind: type, told: dict[str, Any]) -> None:
+        told = schema["$defs"][told["$ref"].rsplit("/", 1)[-1]] if "$ref" in told else told
+        names = {field.name for field in fields(kind)}
+        assert set(told["properties"]) == names, kind
+        assert set(told["required"]) <= names, kind
+        assert set(told["required"]) == {field.name for field in fields(kind) if field.default is MISSING}, kind
+
+    told = schema["properties"]
+    definitions = schema["$defs"]
+    compare(Contents, schema)
+    for kind, part in (
+        (contents.ModelFacts, told["model"]),
+        (contents.MachineFacts, told["machine"]),
+        (contents.Sums, told["statistics"]),
+        (contents.Tried, told["settings"]),
+        (contents.Stopped, told["stopped"]["items"]),
+        (contents.Breakdown, told["breakdown"]["items"]),
+        (contents.Spliced, told["splices"]["items"]),
+        (contents.Recommended, told["recommended"]),
+        (contents.MapsFile, definitions["maps"]),
+        (contents.MapFit, definitions["maps"]["properties"]["r2"]["items"]),
+        (contents.Row, definitions["point"]),
+        (contents.AtLength, definitions["numbers"]),
+        (contents.Times, definitions["numbers"]["properties"]["ttft"]),
+    ):
+        compare(kind, part)
