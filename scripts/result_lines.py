@@ -52,5 +52,7 @@ def find(lines: list[Line], **wanted: Any) -> Line | None:
 
 
 def ratios(lines: list[Line], **wanted: Any) -> list[float]:
-    """How many times faster the first token was, in each pair of runs with these values, sorted."""
-    return sorted(ratio for line in lines if line.matches(task="ttft", **wanted) for ratio in line.result["ratios"])
+    """How many times faster the first token was, in each pair of runs in process with these values, sorted."""
+    return sorted(
+        ratio for line in lines if line.matches(task="ttft", through=None, **wanted) for ratio in line.result["ratios"]
+    )

@@ -58,7 +58,7 @@ def setting(model: Model) -> dict[str, Any]:
 
 def lengths(lines: list[Line], model: Model) -> list[int]:
     """Prompts whose first token was timed."""
-    return sorted({line.cell["ctx"] for line in lines if line.matches(task="ttft", **setting(model))})
+    return sorted({line.cell["ctx"] for line in lines if line.matches(task="ttft", through=None, **setting(model))})
 
 
 def first_page(lines: list[Line]) -> str:
@@ -102,31 +102,42 @@ def headline(lines: list[Line]) -> str:
 
 def seconds(lines: list[Line], key: str, **wanted: Any) -> list[float]:
     """To the first token, `exact` or `fill`."""
-    return [second for line in lines if line.matches(task="ttft", **wanted) for second in line.result["seconds"][key]]
+    found = [line for line in lines if line.matches(task="ttft", through=None, **wanted)]
+    return [second for line in found for second in line.result["seconds"][key]]
 
 
 def speed(lines: list[Line]) -> str:
-    """Time to first token."""
+    """Time to first token of every setting."""
+    keys = ("ctx", "tail", "split", "select", "budget", "through")
     rows = []
     for model in MODELS:
-        for ctx in lengths(lines, model):
-            for budget in sorted({line.cell["budget"] for line in lines if line.matches(
-                task="ttft", ctx=ctx, model_digest=model.digest, split=SELECTED[model.digest]["split"]
-            )}):  # fmt: skip
-                where = {**setting(model), "budget": budget, "ctx": ctx}
-                pairs = ratios(lines, **where)
-                exact, fill = (median(seconds(lines, key, **where)) for key in ("exact", "fill"))
-                rows.append(
-                    [
-                        model.short,
-                        str(ctx),
-                        f"{where['split']} of {LAYERS[model.digest]}, {100 * budget:.0f} %",
-                        f"{exact:.1f} s",
-                        f"{fill:.1f} s",
-                        f"{median(pairs):.2f} ({pairs[0]:.2f} to {pairs[-1]:.2f}; {len(pairs)} pairs)",
-                    ]
-                )
-    return table(["model", "prompt", "split, selected", "exact", "filled", "times faster (range)"], rows)
+        timed = [line for line in lines if line.matches(task="ttft", model_digest=model.digest)]
+        settings = {tuple(line.cell.get(key) for key in keys): line for line in timed}
+        for values, line in sorted(settings.items(), key=lambda item: str(item[0][0]).zfill(9) + str(item[0])):
+            ctx, tail, split, select, budget, through = values
+            own = [other for other in timed if other.matches(**dict(zip(keys, values, strict=True)))]
+            pairs = sorted(ratio for other in own for ratio in other.result["ratios"])
+            exact, fill = (
+                median(second for other in own for second in other.result["seconds"][key]) for key in ("exact", "fill")
+            )
+            selected = "nothing" if select == "none" else f"{100 * budget:.0f} %"
+            bound = line.result.get("bound")
+            rows.append(
+                [
+                    model.short,
+                    f"{ctx}, {tail}",
+                    f"{split} of {LAYERS[model.digest]}, {selected}",
+                    "the server" if through else "one process",
+                    f"{exact:.1f} s",
+                    f"{fill:.1f} s",
+                    f"{median(pairs):.2f} ({pairs[0]:.2f} to {pairs[-1]:.2f}; {len(pairs)} pairs)",
+                    f"{bound:.2f}" if bound else "",
+                ]
+            )
+    header = ["model", "prompt, tail", "split, selected", "through", "exact", "filled", "times faster (range)"]
+    if any(row[-1] for row in rows):
+        return table([*header, "bound"], rows)
+    return table(header, [row[:-1] for row in rows])
 
 
 def losses(lines: list[Line]) -> str:
