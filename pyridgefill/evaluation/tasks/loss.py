@@ -61,20 +61,3 @@ def token_losses(session: Session, tokens: Sequence[int], tail: int, way: Way = 
     if n_exact < tail:
         raise ModelError(f"loss on {tail} rows, but only the last {n_exact} run exact", "ask for a longer tail")
     return next_token_losses(way.prefill(session, tokens, tail), tokens[-tail:])
-
-
-def tail_losses(session: Session, prompts: Sequence[Sequence[int]], tail: int, way: Way = PLAIN) -> list[float]:
-    """Mean negative log likelihood of the tail's tokens after the first, in nats, for each prompt.
-
-    Parameters
-    ----------
-    session
-        With or without maps; its plan must keep the last `tail` rows exact.
-    prompts
-        Token sequences.
-    tail
-        Rows at the end that are scored.
-    way
-        As for `token_losses`.
-    """
-    return [float(token_losses(session, tokens, tail, way).mean()) for tokens in prompts]
