@@ -40,6 +40,8 @@ def main() -> None:
 def _terminate(number: int, _frame: FrameType | None) -> None:
     # no exception: one that is raised while the library calls back would be lost
     remove_unfinished()
+    if (server := sys.modules.get("pyridgefill.server")) is not None:
+        server.stop_servers()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 

@@ -54,6 +54,15 @@ def fill_options(config: RidgeFillConfig) -> list[str]:
     return [part for name, value in given.items() for part in (f"--ridgefill-{name}", value)]
 
 
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def stop_servers() -> None:
+    """Ask all servers of this process to end; they outlive a process that is killed."""
+    for process in _running:
+        process.terminate()
+
+
 class Server:
     """A server on a free loopback port; use as context manager.
 
@@ -77,6 +86,7 @@ class Server:
         command = [str(program_path("llama-server")), "--host", "127.0.0.1", "--port", str(port), *arguments]
         self._log = TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
+        _running.add(self._process)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=None)
         try:
             self._wait(timeout)
@@ -125,6 +135,7 @@ class Server:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        _running.discard(self._process)
         self._log.close()
 
     def __enter__(self) -> Server:

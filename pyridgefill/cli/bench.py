@@ -68,16 +68,15 @@ def bench(
             stack.enter_context(server)
             tasks = [ServedSpeedTask(item, server, bound) for item in params]
         found = run_tasks(lab, tasks, [Timed(config)])
-    table = Table("tokens", "split", "select", "filled", "selected", "exact, s", "filled, s", "times sooner", "bound")
+    table = Table("tokens", "split", "filled + selected", "seconds", "times sooner", "bound")
     for row in found:
         result = row.found
+        before, after = (f"{median(result.seconds[name]):.2f}" for name in ("exact", "fill"))
         table.add_row(
             str(row.task.params.ctx),
             str(config.split),
-            "none" if config.select == "none" else f"{config.select} {config.budget}",
-            str(result.n_filled),
-            str(result.n_selected),
-            *(f"{median(result.seconds[name]):.2f}" for name in ("exact", "fill")),
+            f"{result.n_filled} + {result.n_selected}",
+            f"{before} → {after}",
             Interval(result.ratio, min(result.ratios), max(result.ratios)).show(".2f"),
             "" if result.bound is None else f"{result.bound:.2f}",
         )

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +134,35 @@ def test_selected_rows_are_more_work(model: Path, identity: Path) -> None:
     bounds = [bound_ratio(model, config, CTX, count) for count in (0, 30, n_filled)]
     assert bounds[0] > bounds[1] > bounds[2]
     assert bounds[2] <= 1
+
+
+def test_no_server_outlives_its_command(model: Path, identity: Path) -> None:
+    arguments = command(model, identity, "--ctx", CTX, "--tail", TAIL, "--sink", SINK, "--server", "--repeats", 100000)
+    process = subprocess.Popen([sys.executable, "-m", "pyridgefill", *arguments], stderr=subprocess.DEVNULL)
+
+    def servers() -> list[Path]:
+        """Processes with this model, the command among them."""
+        return [path for path in Path("/proc").glob("[0-9]*") if str(model).encode() in _words(path)[1:]]
+
+    def until(done: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + 60
+        while not done() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return done()
+
+    try:
+        assert until(lambda: any(b"llama-server" in _words(path)[0] for path in servers()))
+        process.terminate()
+        assert process.wait(60) == -signal.SIGTERM
+        assert until(lambda: not servers())
+    finally:
+        process.kill()
+        for path in servers():
+            os.kill(int(path.name), signal.SIGKILL)
+
+
+def _words(process: Path) -> list[bytes]:
+    try:
+        return (process / "cmdline").read_bytes().split(b"\0") or [b""]
+    except OSError:  # it has ended
+        return [b""]
