@@ -23,7 +23,7 @@ def options(family: str, kind: str = "f16", flash: bool = False, **more: Any) ->
 
 
 @contextmanager
-def context(workshop: Any, family: str, opts: ContextOptions, states: str = "f32") -> Iterator[Context]:
+def context(workshop: Any, family: str, opts: ContextOptions, states: str | None = "f32") -> Iterator[Context]:
     with ExitStack() as stack:
         model = stack.enter_context(Model(workshop.model(family)))
         ctx = stack.enter_context(Context(model, opts))

@@ -11,6 +11,33 @@
 
 #include <algorithm>
 
+// rows of a tail that waits for a selection have no K and V above the split yet: whatever comes behind them would be
+// computed from cells that nobody has written; only the rest of the same tail may follow
+// returns why a row cannot run, "" if it can
+static std::string find_pending(const llama_batch &                                       batch,
+                                const llama_ridgefill_marks &                             marks,
+                                const std::map<llama_seq_id, llama_ridgefill_selection> & selections) {
+    if (!marks.has_pending()) {
+        return "";
+    }
+    for (int32_t i = 0; i < batch.n_tokens; ++i) {
+        for (int32_t s = 0; s < batch.n_seq_id[i]; ++s) {
+            const llama_seq_id seq_id  = batch.seq_id[i][s];
+            const auto         it      = selections.find(seq_id);
+            const bool         is_tail = it != selections.end() && it->second.is_tail(batch.pos[i]);
+
+            const llama_pos from = marks.pending_from(seq_id);
+            if (from < (is_tail ? it->second.n_prompt - it->second.tail : batch.pos[i])) {
+                return format(
+                    "position %d of sequence %d comes behind rows from %d on that wait for selected rows which were "
+                    "given up (hint: remove the waiting rows, llama_memory_seq_rm(mem, %d, %d, -1))",
+                    batch.pos[i], seq_id, from, seq_id, from);
+            }
+        }
+    }
+    return "";
+}
+
 bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
     update();
 
@@ -21,6 +48,10 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
     auto & mode = balloc.ridgefill_mode;
     mode.clear();
 
+    if (const auto why = find_pending(batch, marks, selections); !why.empty()) {
+        llama_ridgefill_set_error(why);
+        return false;
+    }
     if (capture && (uint32_t) batch.n_tokens > cparams.n_ubatch) {
         llama_ridgefill_set_error(format("a captured batch must fit one ubatch: expected at most %u tokens, found %d",
                                          cparams.n_ubatch, batch.n_tokens));

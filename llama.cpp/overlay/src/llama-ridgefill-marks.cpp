@@ -122,6 +122,24 @@ bool llama_ridgefill_marks::has_pending(llama_seq_id seq_id, llama_pos p0, llama
                        [&](const auto & r) { return r.id == ID_PENDING && r.p0 < p1 && p0 < r.p1; });
 }
 
+bool llama_ridgefill_marks::has_pending() const {
+    return std::any_of(filled.begin(), filled.end(),
+                       [&](const auto & it) { return pending_from(it.first) != POS_MAX; });
+}
+
+llama_pos llama_ridgefill_marks::pending_from(llama_seq_id seq_id) const {
+    const auto it = filled.find(seq_id);
+    if (it == filled.end()) {
+        return POS_MAX;
+    }
+    for (const auto & r : it->second.get()) {
+        if (r.id == ID_PENDING) {
+            return r.p0;
+        }
+    }
+    return POS_MAX;
+}
+
 llama_pos llama_ridgefill_marks::approximate_from(llama_seq_id seq_id) const {
     llama_pos res = POS_MAX;
     if (const auto it = filled.find(seq_id); it != filled.end() && !it->second.empty()) {

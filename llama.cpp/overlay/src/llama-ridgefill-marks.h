@@ -75,6 +75,10 @@ struct llama_ridgefill_marks {
     bool is_pending(llama_seq_id seq_id, llama_pos pos) const;
     bool has_pending(llama_seq_id seq_id, llama_pos p0, llama_pos p1) const;
 
+    // whether any sequence has rows that wait, and the first one of a sequence, the largest position if it has none
+    bool      has_pending() const;
+    llama_pos pending_from(llama_seq_id seq_id) const;
+
     // number of leading positions, at most n_past, that `want` can keep; id is the identity of the maps in use
     llama_pos reusable(llama_seq_id seq_id, const llama_ridgefill_ranges & want, uint64_t id, llama_pos n_past) const;
 

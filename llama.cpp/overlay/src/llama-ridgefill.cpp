@@ -370,11 +370,32 @@ int32_t llama_ridgefill_seq_upper(llama_context * ctx, llama_seq_id seq_id, cons
         if (n < 0) {
             throw std::runtime_error(format("expected a number of rows of at least 0, found %d", n));
         }
+        auto & marks = *ctx->ridgefill.marks();
+
         std::vector<llama_ridgefill_row> rows;
+        auto                             waiting = marks;
         for (int32_t i = 0; i < n; ++i) {
+            if (const llama_pos from = waiting.pending_from(seq_id); from < pos[i]) {
+                throw std::runtime_error(
+                    format("position %d of sequence %d attends to row %d, which waits for a selection (hint: run the "
+                           "waiting rows first)",
+                           pos[i], seq_id, from));
+            }
+            waiting.filled[seq_id].erase(pos[i], pos[i] + 1);
             rows.push_back({ seq_id, pos[i] });
         }
+        const llama_pos from = marks.approximate_from(seq_id);
         ctx->ridgefill.upper(rows);
+
+        // rows that waited are complete now, but saw what was filled before them
+        for (const auto & row : rows) {
+            if (marks.is_pending(seq_id, row.pos)) {
+                marks.filled[seq_id].erase(row.pos, row.pos + 1);
+            }
+        }
+        if (from < marks.approximate_from(seq_id)) {
+            marks.healed_to[seq_id] = from;
+        }
         ctx->ridgefill.counters.n_selected += n;
         return n;
     });
