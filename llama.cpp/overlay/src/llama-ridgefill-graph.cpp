@@ -70,7 +70,10 @@ static void retarget(ggml_tensor * t, const ggml_tensor * cur) {
     memcpy(t->src, cur->src, sizeof(t->src));
 }
 
-// weights of the layers that a filled row must not need: a map was not applied where it should be
+// refuse a graph in which memory writes still need the upper layers: a map was not applied where it should be
+// an input of a layer that no map predicts is found for certain; the weights are known by the names of the two that end
+// a layer's halves in most architectures: where these are called otherwise, a filled row costs more than it should, but
+// what it writes is the same
 static void check_reached(const llama_model &                             model,
                           const std::unordered_set<ggml_tensor *> &       reached,
                           int32_t                                         split,
@@ -174,10 +177,6 @@ void llama_ridgefill_rewrite_fill(const llama_model &     model,
     keep_only(res, reached);
 }
 
-static ggml_tensor * find_split_state(const llama_model & model, const llm_graph_result & res, int32_t split) {
-    return llama_ridgefill_find_sites(model, res, split).front().tensor;
-}
-
 static void rewrite_lower(const llama_model & model, llm_graph_result & res, const llama_ridgefill_cparams & cur) {
     const int32_t split = cur.split;
 
@@ -188,7 +187,7 @@ static void rewrite_lower(const llama_model & model, llm_graph_result & res, con
     }
 
     std::unordered_set<ggml_tensor *> reached;
-    llama_ridgefill_collect(find_split_state(model, res, split), reached);
+    llama_ridgefill_collect(llama_ridgefill_find_layer_input(model, res, split), reached);
     for (auto * sink : llama_ridgefill_find_sinks(res.get_gf())) {
         if (llama_ridgefill_sink_layer(sink) < split) {
             llama_ridgefill_collect(sink, reached);
@@ -213,7 +212,7 @@ static void rewrite_upper(const llama_model &             model,
     auto * ctx = res.get_ctx();
     auto * gf  = res.get_gf();
 
-    auto * x_s  = find_split_state(model, res, cur.split);
+    auto * x_s  = llama_ridgefill_find_layer_input(model, res, cur.split);
     auto * idxs = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, x_s->ne[1]);
     ggml_set_input(idxs);
     ggml_set_name(idxs, "ridgefill_rows");
@@ -250,7 +249,8 @@ bool llama_ridgefill_on_build(const llama_model & model, const llm_graph_params 
     try {
         ggml_tensor * state_write = nullptr;
         if (cur.states && cur.mode != LLAMA_RIDGEFILL_MODE_UPPER) {
-            state_write = build_state_write(model, res, cur.states, find_split_state(model, res, cur.split));
+            state_write =
+                build_state_write(model, res, cur.states, llama_ridgefill_find_layer_input(model, res, cur.split));
         }
         switch (cur.mode) {
             case LLAMA_RIDGEFILL_MODE_FULL:

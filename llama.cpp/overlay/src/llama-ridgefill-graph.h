@@ -27,6 +27,10 @@ std::vector<llama_ridgefill_site> llama_ridgefill_find_sites(const llama_model &
                                                              const llm_graph_result & res,
                                                              int32_t                  layer_first);
 
+// the input of one layer, the split state if the layer is the split
+// throws std::runtime_error if the graph does not name it, or if it has not one row of width n_embd for each token
+ggml_tensor * llama_ridgefill_find_layer_input(const llama_model & model, const llm_graph_result & res, int32_t il);
+
 // what the graph rewrite needs for one split; throws if maps and sites do not match one to one
 void llama_ridgefill_check_sites(const llama_model &                       model,
                                  const llama_ridgefill &                   maps,

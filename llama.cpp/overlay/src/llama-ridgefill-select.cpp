@@ -76,46 +76,59 @@ std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_r
     return res;
 }
 
-static ggml_tensor * find_node(ggml_cgraph * gf, const std::string & name) {
-    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
-        if (name == ggml_graph_node(gf, i)->name) {
-            return ggml_graph_node(gf, i);
-        }
+// what scores a layer's rows: its fused attention, or the probabilities that its attention leaves behind
+struct score_source {
+    const ggml_tensor * fattn    = nullptr;
+    ggml_tensor *       soft_max = nullptr;  // [n_kv, n_rows, all heads]
+
+    int64_t n_kv() const { return fattn ? fattn->src[1]->ne[1] : soft_max->ne[0]; }
+
+    int64_t n_rows() const { return fattn ? fattn->src[0]->ne[1] : soft_max->ne[1]; }
+
+    int64_t n_head() const { return fattn ? fattn->src[0]->ne[2] : soft_max->ne[2]; }
+};
+
+// bytes of probabilities that the scores of an entry of `heads` need at a time, where the graph has room for the nodes;
+// a long cache and many queries would take gigabytes of the compute buffer otherwise
+static constexpr int64_t MAX_PROBS = 32 << 20;
+
+// tensors that one chunk of queries needs at most
+static constexpr int64_t MAX_TENSORS = 16;
+
+// copy the rows [i1, i1 + n1) (second dimension) of the matrices [i2, i2 + n2) of a tensor
+static ggml_tensor * copy_rows(ggml_context * ctx, ggml_tensor * t, int64_t i1, int64_t n1, int64_t i2, int64_t n2) {
+    return ggml_cont(ctx, ggml_view_3d(ctx, t, t->ne[0], n1, n2, t->nb[1], t->nb[2], i2 * t->nb[2] + i1 * t->nb[1]));
+}
+
+// probabilities [n_kv, n, n_head] that the rows [i, i + n) give to the cells, for the heads [head, head + n_head)
+// flash attention does not leave them behind: they are computed again, as the model does
+static ggml_tensor * build_probs(ggml_context *       ctx,
+                                 const score_source & source,
+                                 int64_t              head,
+                                 int64_t              n_head,
+                                 int64_t              i,
+                                 int64_t              n) {
+    if (!source.fattn) {
+        return copy_rows(ctx, source.soft_max, i, n, head, n_head);
     }
-    return nullptr;
-}
-
-// the last n rows (second dimension) of the matrices [i2, i2 + n2) of a tensor
-static ggml_tensor * last_rows(ggml_context * ctx, ggml_tensor * t, int64_t n, int64_t i2, int64_t n2) {
-    return ggml_view_3d(ctx, t, t->ne[0], n, n2, t->nb[1], t->nb[2], i2 * t->nb[2] + (t->ne[1] - n) * t->nb[1]);
-}
-
-// probabilities [n_kv, n_query, n_head] of the heads [head, head + n_head) with flash attention, which does not leave them behind
-static ggml_tensor * build_probs(ggml_context *      ctx,
-                                 const ggml_tensor * fattn,
-                                 int64_t             head,
-                                 int64_t             n_head,
-                                 int64_t             n_query) {
-    auto * q    = fattn->src[0];  // [d, n_rows, all heads]
-    auto * k    = fattn->src[1];  // [d, n_kv, all heads of the cache]
-    auto * mask = fattn->src[3];  // [n_kv, n_rows]
+    auto * q    = source.fattn->src[0];  // [d, n_rows, all heads]
+    auto * k    = source.fattn->src[1];  // [d, n_kv, all heads of the cache]
+    auto * mask = source.fattn->src[3];  // [n_kv, at least n_rows]
 
     float scale, max_bias, softcap;
-    memcpy(&scale, (const float *) fattn->op_params + 0, sizeof(float));
-    memcpy(&max_bias, (const float *) fattn->op_params + 1, sizeof(float));
-    memcpy(&softcap, (const float *) fattn->op_params + 2, sizeof(float));
+    memcpy(&scale, (const float *) source.fattn->op_params + 0, sizeof(float));
+    memcpy(&max_bias, (const float *) source.fattn->op_params + 1, sizeof(float));
+    memcpy(&softcap, (const float *) source.fattn->op_params + 2, sizeof(float));
     if (max_bias != 0.0f) {
         throw std::runtime_error("heads with a position bias (ALiBi) cannot score rows");
     }
 
-    const int64_t n_rows    = q->ne[1];
     const int64_t n_share   = q->ne[2] / k->ne[2];  // heads that share one of the cache
     const int64_t n_head_kv = n_head == 1 ? 1 : k->ne[2];
 
-    auto * q_h = ggml_cont(ctx, last_rows(ctx, q, n_query, head, n_head));
     auto * k_h = ggml_view_3d(ctx, k, k->ne[0], k->ne[1], n_head_kv, k->nb[1], k->nb[2], head / n_share * k->nb[2]);
 
-    auto * kq = ggml_mul_mat(ctx, k_h, q_h);
+    auto * kq = ggml_mul_mat(ctx, k_h, copy_rows(ctx, q, i, n, head, n_head));
     ggml_prec_set_acc(kq, GGML_PREC_F32);
 
     if (softcap != 0.0f) {
@@ -123,23 +136,47 @@ static ggml_tensor * build_probs(ggml_context *      ctx,
         scale = 1.0f;
     }
 
-    // the mask may have more rows than there are queries
-    auto * mask_h =
-        ggml_cont(ctx, ggml_view_2d(ctx, mask, mask->ne[0], n_query, mask->nb[1], (n_rows - n_query) * mask->nb[1]));
+    // whole rows of the mask lie one after the other: no copy is needed
+    auto * mask_h = ggml_view_2d(ctx, mask, mask->ne[0], n, mask->nb[1], i * mask->nb[1]);
 
     auto * probs = ggml_soft_max_ext(ctx, kq, mask_h, scale, 0.0f);
-    if (auto * sinks = fattn->src[4]) {
+    if (auto * sinks = source.fattn->src[4]) {
         ggml_soft_max_add_sinks(probs, ggml_cont(ctx, ggml_view_1d(ctx, sinks, n_head, head * sinks->nb[0])));
     }
     return probs;
 }
 
-// the largest probability [n_kv, 1, n_head] that any of the last n rows gives to a cell
-static ggml_tensor * build_best(ggml_context * ctx, ggml_tensor * probs, int64_t n) {
-    if (n < probs->ne[1]) {
-        probs = ggml_cont(ctx, last_rows(ctx, probs, n, 0, probs->ne[2]));
+// the largest of the rows: [n_kv, n, n_head] -> [n_kv, 1, n_head]
+static ggml_tensor * build_max(ggml_context * ctx, ggml_tensor * t) {
+    return t->ne[1] == 1 ? t : ggml_pool_2d(ctx, t, GGML_OP_POOL_MAX, 1, t->ne[1], 1, t->ne[1], 0, 0);
+}
+
+// for the heads [head, head + n_head): the largest probability of each cell among the last n_query rows, and behind
+// them along the last dimension, if n_end > 0, among the last n_end rows
+// the rows are scored in at most max_chunks chunks, the last rows first
+static ggml_tensor * build_best(ggml_context *       ctx,
+                                const score_source & source,
+                                int64_t              head,
+                                int64_t              n_head,
+                                int64_t              n_query,
+                                int64_t              n_end,
+                                int64_t              max_chunks) {
+    const int64_t n_fit   = MAX_PROBS / ((int64_t) sizeof(float) * source.n_kv() * n_head);
+    const int64_t n_chunk = std::max({ n_fit, (n_query + max_chunks - 1) / max_chunks, n_end, (int64_t) 1 });
+
+    ggml_tensor * best = nullptr;
+    ggml_tensor * end  = nullptr;
+    for (int64_t n_done = 0; n_done < n_query; n_done += n_chunk) {
+        const int64_t n = std::min(n_chunk, n_query - n_done);
+
+        auto * probs = build_probs(ctx, source, head, n_head, source.n_rows() - n_done - n, n);
+        if (n_done == 0 && n_end > 0) {
+            end = build_max(ctx, n_end < n ? copy_rows(ctx, probs, n - n_end, n_end, 0, n_head) : probs);
+        }
+        auto * cur = build_max(ctx, probs);
+        best       = best ? build_max(ctx, ggml_concat(ctx, best, cur, 1)) : cur;
     }
-    return n == 1 ? probs : ggml_pool_2d(ctx, probs, GGML_OP_POOL_MAX, 1, n, 1, n, 0, 0);
+    return end ? ggml_concat(ctx, best, end, 2) : best;
 }
 
 std::vector<ggml_tensor *> llama_ridgefill_build_scores(const llama_model &                       model,
@@ -157,32 +194,28 @@ std::vector<ggml_tensor *> llama_ridgefill_build_scores(const llama_model &     
         }
     }
 
+    // half of what the graph's context has left, in equal shares
+    const int64_t n_free     = (ggml_get_mem_size(ctx) - ggml_used_mem(ctx)) / ggml_tensor_overhead();
+    const int64_t max_chunks = std::max<int64_t>(1, n_free / 2 / (MAX_TENSORS * std::max<int64_t>(1, heads.size())));
+
     std::vector<ggml_tensor *> out;
     for (const auto & it : heads) {
-        const int64_t head = std::max(0, it.head);
-
-        const auto count = [&](const ggml_tensor * t) {
-            if (head >= t->ne[2]) {
-                throw std::runtime_error(format("layer %d has no head %d", it.layer, it.head));
-            }
-            return it.head < 0 ? t->ne[2] : 1;
-        };
-
-        ggml_tensor * probs = nullptr;
-        if (const auto fattn_it = fattns.find(it.layer); fattn_it != fattns.end()) {
-            const auto * fattn = fattn_it->second;
-            probs              = build_probs(ctx, fattn, head, count(fattn->src[0]), n_query);
-        } else if (auto * soft_max = find_node(gf, format("kq_soft_max-%d", it.layer))) {
-            probs = ggml_cont(ctx, last_rows(ctx, soft_max, n_query, head, count(soft_max)));
+        score_source source;
+        if (const auto fattn = fattns.find(it.layer); fattn != fattns.end()) {
+            source.fattn = fattn->second;
         } else {
+            source.soft_max = ggml_graph_get_tensor(gf, format("kq_soft_max-%d", it.layer).c_str());
+        }
+        if (!source.fattn && !source.soft_max) {
             throw std::runtime_error(format("layer %d of architecture '%s' has no attention that can score rows",
                                             it.layer, llm_arch_name(model.arch)));
         }
-
-        auto * best = build_best(ctx, probs, n_query);
-        if (n_end > 0) {
-            best = ggml_concat(ctx, best, build_best(ctx, probs, n_end), 2);
+        if (it.head >= source.n_head()) {
+            throw std::runtime_error(format("layer %d has no head %d", it.layer, it.head));
         }
+
+        auto * best = build_best(ctx, source, std::max(0, it.head), it.head < 0 ? source.n_head() : 1, n_query, n_end,
+                                 max_chunks);
         ggml_set_output(best);
         out.push_back(best);
     }

@@ -5,6 +5,7 @@
 #include "llama-ridgefill-nodes.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <stdexcept>
 
@@ -27,36 +28,40 @@ static bool is_projection(const ggml_tensor * t) {
     return t->op == GGML_OP_MUL_MAT && weight_of(t->src[0]) != nullptr;
 }
 
-// the projections of one layer: the multiplications by a weight that are nearest to the layer input
-struct projection_finder {
-    const ggml_tensor * input;
-
-    std::map<const ggml_tensor *, bool> above;  // has the node a projection below it?
-
-    std::vector<ggml_tensor *> found;
-
-    bool visit(ggml_tensor * t) {
-        if (t == input) {
-            return false;
-        }
-        if (const auto it = above.find(t); it != above.end()) {
-            return it->second;
-        }
-        above[t] = false;
-
-        bool res = false;
-        for (auto * src : t->src) {
-            if (src) {
-                res = visit(src) || res;
-            }
-        }
-        if (is_projection(t) && !res) {
-            found.push_back(t);
-            res = true;
-        }
-        return above[t] = res;
+// the projections of one layer: of what its memory writes compute from the layer input, the multiplications by a weight
+// that have no other one before them
+static std::vector<ggml_tensor *> find_projections(ggml_cgraph *                      gf,
+                                                   ggml_tensor *                      input,
+                                                   const std::vector<ggml_tensor *> & sinks) {
+    std::unordered_set<ggml_tensor *> reached = { input };  // ends the walk
+    for (auto * sink : sinks) {
+        llama_ridgefill_collect(sink, reached);
     }
-};
+    reached.erase(input);
+
+    std::vector<ggml_tensor *>              found;
+    std::unordered_set<const ggml_tensor *> behind;  // projections, and what is computed from them
+
+    // each node comes behind those that it reads
+    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+        auto * t = ggml_graph_node(gf, i);
+        if (reached.count(t) == 0) {
+            continue;
+        }
+        bool is_behind = false;
+        for (const auto * src : t->src) {
+            is_behind = is_behind || behind.count(src) > 0;
+        }
+        if (!is_behind && is_projection(t)) {
+            found.push_back(t);
+            is_behind = true;
+        }
+        if (is_behind) {
+            behind.insert(t);
+        }
+    }
+    return found;
+}
 
 static std::string site_name(const ggml_tensor * weight) {
     const std::string name   = weight->name;
@@ -66,33 +71,23 @@ static std::string site_name(const ggml_tensor * weight) {
                name;
 }
 
-static ggml_tensor * find_layer_input(const llm_graph_result & res, ggml_cgraph * gf, int32_t il) {
+static ggml_tensor * get_layer_input(const llm_graph_result & res, int32_t il) {
     if (auto * t = res.get_layer_inp(il)) {
         return t;
     }
-
-    const auto find = [&](const std::string & name) -> ggml_tensor * {
-        for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
-            if (name == ggml_graph_node(gf, i)->name) {
-                return ggml_graph_node(gf, i);
-            }
-        }
-        return nullptr;
-    };
-
     if (il > 0) {
-        return find(format("l_out-%d", il - 1));
+        return ggml_graph_get_tensor(res.get_gf(), format("l_out-%d", il - 1).c_str());
     }
-
     // no layer below: what the first norm reads
-    auto * t = find("attn_norm-0");
+    auto * t = ggml_graph_get_tensor(res.get_gf(), "attn_norm-0");
     while (t && t->op != GGML_OP_RMS_NORM && t->op != GGML_OP_NORM) {
         t = t->src[0];
     }
     return t ? t->src[0] : nullptr;
 }
 
-static void check_layer_input(const llama_model & model, const ggml_tensor * t, int32_t il) {
+ggml_tensor * llama_ridgefill_find_layer_input(const llama_model & model, const llm_graph_result & res, int32_t il) {
+    auto * t = get_layer_input(res, il);
     if (t == nullptr) {
         refuse(model, format("the input of layer %d has no name", il));
     }
@@ -102,6 +97,7 @@ static void check_layer_input(const llama_model & model, const ggml_tensor * t, 
     if (t->view_src || !ggml_is_contiguous(t)) {
         refuse(model, format("the input of layer %d is a view", il));
     }
+    return t;
 }
 
 std::vector<llama_ridgefill_site> llama_ridgefill_find_sites(const llama_model &      model,
@@ -130,17 +126,11 @@ std::vector<llama_ridgefill_site> llama_ridgefill_find_sites(const llama_model &
             continue;  // borrows the memory of another layer
         }
 
-        auto * input = find_layer_input(res, gf, il);
-        check_layer_input(model, input, il);
+        auto * input = llama_ridgefill_find_layer_input(model, res, il);
         sites.push_back({ format("blk.%d.input", il), il, true, input });
 
-        projection_finder finder{ input, {}, {} };
-        for (auto * sink : sinks[il]) {
-            finder.visit(sink);
-        }
-
         std::vector<llama_ridgefill_site> projections;
-        for (auto * t : finder.found) {
+        for (auto * t : find_projections(gf, input, sinks[il])) {
             const std::string name = site_name(weight_of(t->src[0]));
             if (name.rfind(format("blk.%d.", il), 0) != 0) {
                 continue;  // does not depend on the layer input
