@@ -19,7 +19,7 @@ from pyridgefill.maps.gguf_file import TEXTS, GGUFFile
 _FNV_OFFSET = 0xCBF29CE484222325
 _FNV_PRIME = 0x100000001B3
 _SAMPLE_BYTES = 256
-_NO_VOCABULARY = ("no_vocab", "none")  # what llama.cpp calls them
+_MOST_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,14 @@ def _read_base_model(shards: tuple[Path, ...], _stamps: tuple[tuple[int, ...], .
     files = [GGUFFile(shard, ModelError) for shard in shards]
     head = files[0]
     architecture = head.text("general.architecture")
+    tokens = _tokens(head, architecture)
     block_count = head.whole(f"{architecture}.block_count")
     if f"{architecture}.nextn_predict_layers" in head.types:
         block_count -= head.whole(f"{architecture}.nextn_predict_layers")
-    embedding_length = head.whole(f"{architecture}.embedding_length")
-    tokens = _tokens(head)
     return BaseModel(
         architecture=architecture,
         block_count=block_count,
-        embedding_length=embedding_length,
+        embedding_length=head.whole(f"{architecture}.embedding_length"),
         vocab_size=len(tokens),
         vocab_hash=fnv1a(token + b"\0" for token in tokens),
         weights_hash=_weights_hash(files, block_count),
@@ -145,9 +144,14 @@ def model_shards(path: str | os.PathLike[str]) -> list[Path]:
     return shards
 
 
-def _tokens(file: GGUFFile) -> list[bytes]:
-    if "tokenizer.ggml.tokens" not in file.types or file.text("tokenizer.ggml.model") in _NO_VOCABULARY:
-        file.fail("the model has no vocabulary", "its file was converted without a tokenizer")
+def _tokens(file: GGUFFile, architecture: str) -> list[bytes]:
+    if "tokenizer.ggml.tokens" not in file.types:
+        # a model without tokenizer has that many tokens with empty text
+        size = f"{architecture}.vocab_size"
+        count = file.whole(size) if size in file.types else 0
+        if count > _MOST_TOKENS:
+            file.fail(f"key {size}: expected {_MOST_TOKENS} at most, found {count}", "the file is damaged")
+        return [b""] * count
     # llama.cpp gives empty tokens a text at load
     return [text or f"[EMPTY_{i}]".encode() for i, text in enumerate(file.field("tokenizer.ggml.tokens", TEXTS))]
 

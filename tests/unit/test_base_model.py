@@ -18,7 +18,6 @@ def write_model(path: Path, *, tokens: list[str] | None = None, layers: int = 2,
     writer.add_embedding_length(8)
     if nextn:
         writer.add_uint32("llama.nextn_predict_layers", nextn)
-    writer.add_tokenizer_model("no_vocab" if tokens is None else "gpt2")
     if tokens is None:
         writer.add_vocab_size(7)
     else:
@@ -68,9 +67,9 @@ def test_layers_for_multi_token_prediction_do_not_count(tmp_path: Path) -> None:
     assert base.block_count == 3
 
 
-def test_a_model_without_vocabulary_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"m\.gguf: the model has no vocabulary"):
-        read_base_model(write_model(tmp_path / "m.gguf"))
+def test_model_without_tokenizer(tmp_path: Path) -> None:
+    base = read_base_model(write_model(tmp_path / "m.gguf"))
+    assert (base.vocab_size, base.vocab_hash) == (7, fnv1a([bytes(7)]))
 
 
 def test_missing_shard_is_named(tmp_path: Path) -> None:
