@@ -145,6 +145,9 @@ def model_shards(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def _tokens(file: GGUFFile, architecture: str) -> list[bytes]:
+    kind = "tokenizer.ggml.model"
+    if kind in file.types and file.text(kind) in ("no_vocab", "none"):
+        file.fail("the model has no vocabulary", "maps are made for models that read and write text")
     if "tokenizer.ggml.tokens" not in file.types:
         # a model without tokenizer has that many tokens with empty text
         size = f"{architecture}.vocab_size"

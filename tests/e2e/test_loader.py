@@ -20,6 +20,8 @@ from support.options import ContextOptions
 from support.raw_gguf import RawGGUF, RawKey, RawTensor
 from support.tokens import tokens
 
+from pyridgefill.errors import ModelError
+
 FAMILY = FAMILIES["qwen2"]  # wider than its K and V, so that a transposed map has another shape
 N_EMBD, WIDTH, SPLIT, N_LAYER = FAMILY.n_embd, FAMILY.head, FAMILY.split, FAMILY.n_layer
 K5 = f"ridgefill.{SPLIT}.blk.5.attn_k.weight"
@@ -455,6 +457,20 @@ def test_fingerprint_equals_the_package(model, workshop):
     fingerprint = capi.native().llama_ridgefill_model_fingerprint(model.handle)
     assert fingerprint.vocab.decode() == base.vocab_hash
     assert fingerprint.weights.decode() == base.weights_hash
+
+
+def test_a_model_without_a_vocabulary_is_refused(workshop, valid, tmp_path):
+    raw = RawGGUF.read(workshop.model(FAMILY.name))
+    raw.keys = [key for key in raw.keys if not key.name.startswith("tokenizer.")]
+    raw.keys.append(RawKey("tokenizer.ggml.model", Kind.STRING, "no_vocab"))
+    path = raw.write(tmp_path / "no-words.gguf")
+    with Model(path) as wordless:
+        with pytest.raises(RefusedError, match=r"maps\.gguf': the model has no vocabulary"):
+            Maps(wordless, valid.write(tmp_path / "maps.gguf"))
+        assert capi.native().llama_ridgefill_model_fingerprint(wordless.handle).vocab == b""
+        assert "no vocabulary" in capi.last_error()
+    with pytest.raises(ModelError, match=r"no-words\.gguf: the model has no vocabulary"):
+        maps.product.read_base_model(path)
 
 
 # the container

@@ -7,11 +7,12 @@ from functools import partial
 
 import numpy as np
 import pytest
+from support import restore
 from support.capi import plan
 from support.engine import Context, Maps, Model
 from support.families import FAMILIES
 from support.options import ContextOptions
-from support.runs import Job, Result, run, run_stock
+from support.runs import Job, Result, run, run_apart, run_stock
 from support.tokens import tokens
 
 N, TAIL = 161, 64
@@ -128,3 +129,30 @@ def test_states_travel_between_both_builds(workshop, stock, name):
         context.set_state(0, stock[name, "f16"].states[0])
         assert context.n_filled(0) == 0
         assert context.state(0) == stock[name, "f16"].states[0]
+
+
+def restore_job(workshop, name: str) -> restore.Job:
+    return restore.Job(workshop.model(name), ContextOptions(), tokens(N), tokens(40, seed=3))
+
+
+@pytest.fixture(scope="module")
+def stock_restored(workshop) -> dict[str, restore.Restored]:
+    return dict(zip(FAMILIES, run_stock([restore_job(workshop, name) for name in FAMILIES]), strict=True))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_states_are_put_back_as_the_unpatched_build_does(workshop, stock_restored, name):
+    """Same values returned, same memory afterwards, also where a buffer is larger than the state or has no size.
+
+    In a process of its own: what reads beyond the data ends it.
+    """
+    (got,) = run_apart([restore_job(workshop, name)], {})
+    assert got == stock_restored[name]
+
+
+@pytest.mark.parametrize("off", [maps_loaded, maps_set, after_a_filled_prompt])
+def test_exact_states_are_put_back_as_the_unpatched_build_does(workshop, stock_restored, off):
+    def open_maps(model: Model) -> Maps:
+        return model.own(Maps(model, workshop.maps("llama", "poison")))
+
+    assert restore.run(restore_job(workshop, "llama"), partial(off, open_maps)) == stock_restored["llama"]

@@ -15,6 +15,7 @@ from e2e.test_heal import SINK, TAIL, N, context, decode, options
 from e2e.test_select import HEADS
 from support.capi import RefusedError
 from support.engine import Context, Maps, Model
+from support.restore import Fenced, set_data
 from support.state import parse_kv
 from support.tokens import tokens
 
@@ -344,7 +345,6 @@ HOSTILE = {
     "cut ranges": (lambda section: section[: HEADER.size + 5], "end of buffer"),
     "cut tokens": (lambda section: section[: HEADER.size + 100], "end of buffer"),
     "cut rows": (lambda section: section[:-1], "end of buffer"),
-    "more behind": (lambda section: section + b"more", "unknown data"),
 }
 
 
@@ -364,6 +364,51 @@ def test_bad_states_are_refused_with_the_reason(workshop: Any, case: str) -> Non
         want = ctx.state(0)
         ctx.clear()
         assert exact_cells(ctx) == want
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("slack", [b"more", b"rfil" + bytes(40), b"\xaa" * 64], ids=["word", "section", "noise"])
+def test_a_buffer_may_be_larger_than_the_state(workshop: Any, keeps: bool, slack: bytes) -> None:
+    with context(workshop, "llama", options("llama")) as ctx:
+        decode(ctx, PROMPT, FILLED)
+        state, whole = ctx.state(0), ctx.whole_state()
+        target = ctx
+        with ExitStack() as stack:
+            if not keeps:
+                target = stack.enter_context(Context(ctx.model, ctx.options))
+            for restore in (lambda: target.set_state(0, state + slack), lambda: target.set_whole_state(whole + slack)):
+                target.clear()
+                restore()
+                assert target.n_filled(0) == ctx.n_filled(0)
+                assert target.reusable(0, N) == SINK
+
+
+def test_a_state_whose_size_is_not_told_keeps_its_marks(workshop: Any) -> None:
+    """llama_set_state_data reads no byte beyond the state, and knows which rows are filled."""
+    with context(workshop, "llama", options("llama")) as ctx:
+        decode(ctx, PROMPT, FILLED)
+        whole = ctx.whole_state()
+        ctx.clear()
+        with Fenced(whole) as buffer:
+            assert set_data(ctx, buffer, None) == len(whole)
+        assert ctx.reusable(0, N) == SINK
+        heal(ctx)
+        want = ctx.state(0)
+        ctx.clear()
+        assert exact_cells(ctx) == want
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["context", "sequence"])
+def test_states_with_filled_rows_are_refused_where_nobody_knows_of_them(workshop: Any, whole: bool) -> None:
+    """The number or name in front, which stock llama.cpp checks, is another one."""
+    with context(workshop, "llama", options("llama")) as ctx:
+        exact_cells(ctx)
+        ctx.decode({0: PROMPT}, 0)
+        exact = ctx.whole_state() if whole else ctx.state(0)
+        ctx.clear()
+        decode(ctx, PROMPT, FILLED)
+        filled = ctx.whole_state() if whole else ctx.state(0)
+    assert filled[: 4 + len("llama")] != exact[: 4 + len("llama")]
 
 
 def test_other_maps_are_refused(workshop: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 from e2e.test_heal import ATTENTION, SINK, TAIL, N, context, decode, options
@@ -212,6 +213,19 @@ def test_a_tail_is_in_one_sequence(workshop: Any, sequences: tuple[int, int]) ->
         ctx.select(0, "stride", N, TAIL, 8)
         ctx.decode({0: prompt}, 1)
         assert len(ctx.selected()) > 0, "the refused batch has changed nothing"
+
+
+def test_an_aborted_batch_is_not_reported_with_an_older_reason(workshop: Any) -> None:
+    abort = llama_cpp.ggml_abort_callback(lambda data: True)
+    with context(workshop, "llama", options("llama")) as ctx:
+        ctx.mark(0, (SINK, N - TAIL))
+        with pytest.raises(DecodeError):
+            ctx.decode({0: tokens(N)}, N)
+        assert "asks for output" in capi.last_error()
+        llama_cpp.llama_set_abort_callback(ctx.handle, abort, None)
+        with pytest.raises(DecodeError):
+            ctx.decode({0: tokens(N)}, 1)
+        assert capi.last_error() == ""
 
 
 def test_what_cannot_be_selected(workshop: Any) -> None:

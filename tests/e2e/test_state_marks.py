@@ -108,6 +108,13 @@ def test_removed_cells_lose_their_marks(context):
     assert context.reusable(0, N) == N
 
 
+@pytest.mark.parametrize("end", [-1, N, 100_000])
+def test_a_sequence_that_was_removed_whole_is_exact(context, end):
+    assert context.seq_rm(0, 0, end)
+    assert context.reusable(0, N) == N
+    assert context.seq_pos_max(0) == -1
+
+
 def test_a_freed_cell_is_not_filled_for_its_next_owner(context):
     assert context.seq_rm(0, -1, -1)
     context.decode({seq: tokens(N, seed=seq) for seq in range(4)})

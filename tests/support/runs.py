@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +36,18 @@ class Result:
     states: dict[int, bytes]
 
 
-def run_stock(jobs: Sequence[Job]) -> list[Result]:
+def run_stock(jobs: Sequence[Any]) -> list[Any]:
     """Run jobs on the unpatched library, in a process of their own: a process holds one libllama."""
-    environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(paths.stock_library())}
+    return run_apart(jobs, {"LLAMA_CPP_LIB_PATH": str(paths.stock_library())})
+
+
+def run_apart(jobs: Sequence[Any], environment: dict[str, str]) -> list[Any]:
+    """Run jobs of this module or of `support.restore` in a process of their own."""
     done = subprocess.run(
         [sys.executable, "-m", "support.runs"],
         input=pickle.dumps(list(jobs)),
         stdout=subprocess.PIPE,
-        env=environment,
+        env=os.environ | environment,
         cwd=Path(__file__).resolve().parents[1],
         check=True,
     )
@@ -60,6 +65,6 @@ def run(job: Job, prepare: Callable[..., None] = lambda model, context: None) ->
 
 
 if __name__ == "__main__":
-    from support.runs import run as _run  # not __main__'s, whose results would not unpickle elsewhere
-
-    sys.stdout.buffer.write(pickle.dumps([_run(job) for job in pickle.loads(sys.stdin.buffer.read())]))
+    # the function beside the class of a job; not __main__'s, whose results would not unpickle elsewhere
+    _jobs = pickle.loads(sys.stdin.buffer.read())
+    sys.stdout.buffer.write(pickle.dumps([sys.modules[type(job).__module__].run(job) for job in _jobs]))

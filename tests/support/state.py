@@ -39,7 +39,7 @@ def parse_kv(data: bytes) -> KVCells:
         If the data has another layout.
     """
     reader = _Reader(data)
-    if reader.unpack("I") != MAGIC:
+    if reader.unpack("I") not in (MAGIC, MAGIC ^ 1 << 31):  # the other one: with filled rows
         raise ValueError("not a sequence state")
     reader.unpack("i")  # sequence id
     cells: KVCells | None = None

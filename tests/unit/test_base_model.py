@@ -11,13 +11,23 @@ from pyridgefill.maps import read_base_model
 from pyridgefill.maps.base import fnv1a
 
 
-def write_model(path: Path, *, tokens: list[str] | None = None, layers: int = 2, nextn: int = 0, seed: int = 0) -> Path:
+def write_model(
+    path: Path,
+    *,
+    tokens: list[str] | None = None,
+    kind: str | None = None,
+    layers: int = 2,
+    nextn: int = 0,
+    seed: int = 0,
+) -> Path:
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(layers + nextn)
     writer.add_embedding_length(8)
     if nextn:
         writer.add_uint32("llama.nextn_predict_layers", nextn)
+    if kind is not None:
+        writer.add_tokenizer_model(kind)
     if tokens is None:
         writer.add_vocab_size(7)
     else:
@@ -70,6 +80,12 @@ def test_layers_for_multi_token_prediction_do_not_count(tmp_path: Path) -> None:
 def test_model_without_tokenizer(tmp_path: Path) -> None:
     base = read_base_model(write_model(tmp_path / "m.gguf"))
     assert (base.vocab_size, base.vocab_hash) == (7, fnv1a([bytes(7)]))
+
+
+@pytest.mark.parametrize("kind", ["no_vocab", "none"])
+def test_a_model_that_says_it_has_no_vocabulary_is_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(ModelError, match=r"m\.gguf: the model has no vocabulary"):
+        read_base_model(write_model(tmp_path / "m.gguf", kind=kind))
 
 
 def test_missing_shard_is_named(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ struct llama_ridgefill_fingerprint {
     char weights[17];  // over a fixed sample of bytes of the norm weights
 };
 
+// both are "" for a model without a vocabulary
 LLAMA_API struct llama_ridgefill_fingerprint llama_ridgefill_model_fingerprint(const struct llama_model * model);
 
 //
@@ -200,6 +201,12 @@ LLAMA_API struct llama_ridgefill_select_params llama_ridgefill_default_select_pa
 
 // the recommended budget, as a share of the filled rows
 LLAMA_API float llama_ridgefill_default_budget(const struct llama_ridgefill * maps);
+
+// whether the model has all of these heads, in layers below the split in use
+// returns 0, or -1 with the reason in llama_ridgefill_last_error
+LLAMA_API int32_t llama_ridgefill_check_heads(const struct llama_context *        ctx,
+                                              const struct llama_ridgefill_head * heads,
+                                              size_t                              n_heads);
 
 // select among the rows that llama_ridgefill_seq_mark marked, for a prompt of n_prompt rows whose last `tail` ones run
 // exact: once llama_decode has seen the last row of the prompt, it runs the selected rows and then the tail through the

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "llama-ridgefill-capture.h"
+#include "llama-ridgefill-error.h"
 #include "llama-ridgefill-mode.h"
 #include "llama-ridgefill-select.h"
 #include "llama-ridgefill-states.h"
@@ -99,10 +100,10 @@ class llama_ridgefill_context {
     void state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags);
     void state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags);
 
-    // files with filled cells have a version of their own
-    uint32_t version(uint32_t version, llama_seq_id seq_id) const;
-    bool     is_version(uint32_t found, uint32_t version);
-    bool     is_complete(llama_seq_id seq_id);
+    // in front of the memory's data a saved state has a number, or the name of the architecture; where these sections
+    // follow, it is another one: the reader knows from it that they must be there, and stock llama.cpp refuses the state
+    uint32_t    mark(uint32_t number, llama_seq_id seq_id, llama_state_seq_flags flags = 0) const;
+    std::string mark(const std::string & arch) const;
 
     void memory_breakdown(std::map<ggml_backend_buffer_type_t, llama_memory_breakdown_data> & res) const;
 
@@ -110,8 +111,6 @@ class llama_ridgefill_context {
     void states_read(llama_io_read_i & io, llama_seq_id seq_id);
 
     llama_context & ctx;
-
-    bool file_is_filled = false;       // what the version of the state file that is being read says
 
     std::vector<int32_t> upper_cells;  // cells of the UPPER ubatch
 
@@ -126,6 +125,10 @@ class llama_ridgefill_context {
     int64_t t_start_us = 0;
     int64_t n_outputs  = 0;  // of the batch so far
 };
+
+// whether what was read is what llama_ridgefill_context::mark makes of `plain`; if so, it becomes `plain`
+bool llama_ridgefill_take_mark(uint32_t & found, uint32_t plain);
+bool llama_ridgefill_take_mark(std::string & found, const std::string & plain);
 
 // why rows of this context cannot be filled, "" if they can
 std::string llama_ridgefill_conflict(const llama_cparams & cparams, bool has_adapters);

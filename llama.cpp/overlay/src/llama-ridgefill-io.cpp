@@ -1,5 +1,9 @@
 // saved states: what the cells of a memory were filled with, and the split states of rows that may run again
-// both are sections behind the memory's own data, each only where there is something to say
+//
+// a state with approximate rows has a mark in front of the memory's data, and behind it
+//   the filled rows
+//   the split states, where the context keeps them, or the end
+// without the mark, nothing behind the memory's data is read: the state is one of stock llama.cpp
 
 #include "llama-context.h"
 #include "llama-impl.h"
@@ -16,6 +20,7 @@
 
 static constexpr uint32_t MAGIC_FILLED = 0x6c696672;  // "rfil"
 static constexpr uint32_t MAGIC_STATES = 0x74736672;  // "rfst"
+static constexpr uint32_t MAGIC_END    = 0x6e656672;  // "rfen"
 
 static constexpr size_t MAX_CHUNK = 1 << 20;          // bytes that a section needs on the host at a time
 
@@ -27,19 +32,6 @@ template <typename T> static T take(llama_io_read_i & io) {
     T value;
     io.read(&value, sizeof(value));
     return value;
-}
-
-// the next section is of this kind; false at the end of the data, throws if that has come within the number
-static bool take_magic(llama_io_read_i & io, uint32_t & magic) {
-    uint8_t bytes[sizeof(magic)];
-    try {
-        io.read(bytes, 1);
-    } catch (const std::exception &) {
-        return false;
-    }
-    io.read(bytes + 1, sizeof(bytes) - 1);
-    memcpy(&magic, bytes, sizeof(magic));
-    return true;
 }
 
 // ranges of one sequence after the other, ascending and disjoint
@@ -84,10 +76,6 @@ void llama_ridgefill_marks::state_write(llama_io_write_i & io, llama_seq_id seq_
     for (const auto & [id, ranges] : approximate) {
         n += seq_id < 0 || id == seq_id ? ranges.get().size() : 0;
     }
-    if (n == 0) {
-        return;
-    }
-
     put(io, MAGIC_FILLED);
     put(io, n);
     for (const auto & [id, ranges] : approximate) {
@@ -158,10 +146,14 @@ void llama_ridgefill_context::state_write(llama_io_write_i & io, llama_seq_id se
         return;  // holds no attention cells
     }
     const auto & marks = ctx.memory->ridgefill;
+    if (!marks.is_approximate(seq_id)) {
+        return;
+    }
     marks.state_write(io, seq_id);
 
-    // the device's copy of a state must fit whatever the context keeps when it is put back
+    // states on the device hold the memory alone: when one is put back, the context may keep other split states, or none
     if (!states || (flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE)) {
+        put(io, MAGIC_END);
         return;
     }
     update();
@@ -195,6 +187,7 @@ void llama_ridgefill_context::state_write(llama_io_write_i & io, llama_seq_id se
         }
     }
     if (ranges.empty()) {
+        put(io, MAGIC_END);
         return;
     }
 
@@ -302,19 +295,22 @@ void llama_ridgefill_context::state_read(llama_io_read_i & io, llama_seq_id seq_
     auto & marks = ctx.memory->ridgefill;
     marks.forget(seq_id);
 
+    if (!io.ridgefill) {
+        return;
+    }
     try {
-        uint32_t magic;
-        bool     more = take_magic(io, magic);
-        if (more && magic == MAGIC_FILLED) {
-            marks.state_read(io, seq_id);
-            more = take_magic(io, magic);
+        if (take<uint32_t>(io) != MAGIC_FILLED) {
+            throw std::runtime_error("the filled rows of a saved state are missing");
         }
-        if (more && magic == MAGIC_STATES) {
+        marks.state_read(io, seq_id);
+        const auto magic = take<uint32_t>(io);
+        if (magic == MAGIC_STATES) {
             states_read(io, seq_id);
-            more = take_magic(io, magic);
+        } else if (magic != MAGIC_END) {
+            throw std::runtime_error("unknown data behind the filled rows of a saved state");
         }
-        if (more) {
-            throw std::runtime_error("unknown data behind the memory state");
+        if (!marks.is_approximate(seq_id)) {
+            throw std::runtime_error("the saved state has filled rows, and does not say which");
         }
     } catch (const std::exception &) {
         io.discard();
@@ -324,26 +320,29 @@ void llama_ridgefill_context::state_read(llama_io_read_i & io, llama_seq_id seq_
 }
 
 //
-// files: without the sections behind them, filled cells would pass for exact ones, so that files of such states have a
-// version of their own
+// the mark in front
 //
 
-static constexpr uint32_t VERSION_FILLED = 0x80000000;
+static constexpr uint32_t     MARK_NUMBER = 0x80000000;
+static constexpr const char * MARK_NAME   = "+ridgefill";
 
-uint32_t llama_ridgefill_context::version(uint32_t version, llama_seq_id seq_id) const {
-    return ctx.memory && ctx.memory->ridgefill.is_approximate(seq_id) ? version | VERSION_FILLED : version;
+uint32_t llama_ridgefill_context::mark(uint32_t number, llama_seq_id seq_id, llama_state_seq_flags flags) const {
+    const bool has_cells = ctx.memory && !(flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    return has_cells && ctx.memory->ridgefill.is_approximate(seq_id) ? number ^ MARK_NUMBER : number;
 }
 
-bool llama_ridgefill_context::is_version(uint32_t found, uint32_t version) {
-    file_is_filled = found == (version | VERSION_FILLED);
-    return found == version || file_is_filled;
+std::string llama_ridgefill_context::mark(const std::string & arch) const {
+    return ctx.memory && ctx.memory->ridgefill.is_approximate(-1) ? arch + MARK_NAME : arch;
 }
 
-bool llama_ridgefill_context::is_complete(llama_seq_id seq_id) {
-    if (!file_is_filled || ctx.memory->ridgefill.is_approximate(seq_id)) {
-        return true;
-    }
-    LLAMA_LOG_ERROR("RidgeFill: the file has filled cells, and does not say which (hint: it was cut off)\n");
-    drop_cells(*ctx.memory, seq_id);
-    return false;
+bool llama_ridgefill_take_mark(uint32_t & found, uint32_t plain) {
+    const bool res = found == (plain ^ MARK_NUMBER);
+    found          = res ? plain : found;
+    return res;
+}
+
+bool llama_ridgefill_take_mark(std::string & found, const std::string & plain) {
+    const bool res = found == plain + MARK_NAME;
+    found          = res ? plain : found;
+    return res;
 }

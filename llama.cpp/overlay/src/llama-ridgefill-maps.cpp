@@ -51,6 +51,11 @@ static bool ends_with(const std::string & str, const std::string & suffix) {
 }
 
 llama_ridgefill_fingerprint llama_ridgefill_fingerprint_of(const llama_model & model) {
+    if (model.vocab.get_type() == LLAMA_VOCAB_TYPE_NONE) {
+        throw std::runtime_error(
+            "the model has no vocabulary (hint: maps are made and checked for the tokens of a model)");
+    }
+
     llama_ridgefill_fnv vocab;
     for (uint32_t i = 0; i < model.vocab.n_tokens(); ++i) {
         vocab.add(std::string(model.vocab.token_get_text(i)));

@@ -1,5 +1,7 @@
 #include "llama-ridgefill-marks.h"
 
+#include "llama-memory.h"
+
 #include <algorithm>
 #include <limits>
 
@@ -60,6 +62,31 @@ void llama_ridgefill_ranges::erase(llama_pos p0, llama_pos p1) {
         }
         if (r.p1 > p1) {
             res.push_back({ p1, r.p1, r.id });
+        }
+    }
+
+    data = std::move(res);
+}
+
+void llama_ridgefill_ranges::subtract(const llama_ridgefill_ranges & others) {
+    std::vector<range> res;
+    auto               other = others.data.begin();
+
+    for (range r : data) {
+        while (other != others.data.end() && other->p1 <= r.p0) {
+            ++other;
+        }
+        for (; other != others.data.end() && other->p0 < r.p1; ++other) {
+            if (r.p0 < other->p0) {
+                res.push_back({ r.p0, other->p0, r.id });
+            }
+            r.p0 = other->p1;
+            if (r.p0 >= r.p1) {
+                break;  // the next range may begin in this one of the others
+            }
+        }
+        if (r.p0 < r.p1) {
+            res.push_back(r);
         }
     }
 
@@ -223,6 +250,17 @@ bool llama_ridgefill_marks::seq_rm(bool removed, llama_seq_id seq_id, llama_pos 
                 ranges.erase(p0, p1);
             }
         }
+    }
+    return true;
+}
+
+bool llama_ridgefill_marks::on_seq_rm(llama_memory_i & memory, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    if (!seq_rm(memory.seq_rm(seq_id, p0, p1), seq_id, p0, p1)) {
+        return false;
+    }
+    // a sequence without rows from there on is exact, also where the removed range had an end
+    for (auto it = healed_to.begin(); it != healed_to.end();) {
+        it = it->second > memory.seq_pos_max(it->first) ? healed_to.erase(it) : std::next(it);
     }
     return true;
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+struct llama_memory_i;
 class llama_io_write_i;
 class llama_io_read_i;
 
@@ -23,6 +24,9 @@ class llama_ridgefill_ranges {
     void erase(llama_pos p0, llama_pos p1);
     void shift(llama_pos p0, llama_pos p1, llama_pos delta);
     void div(llama_pos p0, llama_pos p1, int d);
+
+    // remove all positions of the others, in one pass over both
+    void subtract(const llama_ridgefill_ranges & others);
 
     bool contains(llama_pos p) const;
 
@@ -84,6 +88,8 @@ struct llama_ridgefill_marks {
 
     // the arguments are those of llama_memory_seq_*
     bool seq_rm(bool removed, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+    // remove the cells of the memory, and their marks
+    bool on_seq_rm(llama_memory_i & memory, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
     void seq_cp(llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos p0, llama_pos p1);
     void seq_keep(llama_seq_id seq_id);
     void seq_add(llama_seq_id seq_id, llama_pos p0, llama_pos p1, llama_pos delta);

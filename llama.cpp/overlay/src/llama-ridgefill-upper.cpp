@@ -267,6 +267,15 @@ bool llama_ridgefill_context::finish() {
 
     std::map<llama_seq_id, prompt> prompts;
 
+    const auto mark_rerun = [&](const std::vector<llama_ridgefill_row> & rows) {
+        for (const auto & row : rows) {
+            prompts[row.seq_id].rerun.add(row.pos, row.pos + 1, 0);
+        }
+        for (const auto & [seq_id, cur] : prompts) {
+            marks.filled[seq_id].subtract(cur.rerun);
+        }
+    };
+
     try {
         std::vector<llama_ridgefill_row> rows;
         for (const auto & it : finishing) {
@@ -281,10 +290,7 @@ bool llama_ridgefill_context::finish() {
             }
         }
         upper(rows);
-        for (const auto & row : rows) {
-            marks.filled[row.seq_id].erase(row.pos, row.pos + 1);
-            prompts[row.seq_id].rerun.add(row.pos, row.pos + 1, 0);
-        }
+        mark_rerun(rows);
         counters.n_selected += rows.size();
 
         rows.clear();
@@ -300,10 +306,7 @@ bool llama_ridgefill_context::finish() {
             }
         }
         upper(rows);
-        for (const auto & row : rows) {
-            marks.filled[row.seq_id].erase(row.pos, row.pos + 1);
-            prompts[row.seq_id].rerun.add(row.pos, row.pos + 1, 0);
-        }
+        mark_rerun(rows);
     } catch (const std::exception & err) {
         llama_ridgefill_set_error(err.what());
         for (const auto & [seq_id, cur] : prompts) {

@@ -19,7 +19,8 @@ const char * llama_ridgefill_last_error(void) {
 }
 
 llama_ridgefill_fingerprint llama_ridgefill_model_fingerprint(const llama_model * model) {
-    return llama_ridgefill_fingerprint_of(*model);
+    return llama_ridgefill_guarded<llama_ridgefill_fingerprint>(
+        {}, [&]() { return llama_ridgefill_fingerprint_of(*model); });
 }
 
 //
@@ -271,6 +272,28 @@ int32_t llama_ridgefill_seq_n_filled(const llama_context * ctx, llama_seq_id seq
     return res;
 }
 
+static void check_heads(const llama_context & ctx, const llama_ridgefill_head * heads, size_t n_heads) {
+    const auto & hparams = ctx.get_model().hparams;
+    const auto   split   = ctx.ridgefill.split();
+    if (n_heads > LLAMA_RIDGEFILL_MAX_HEADS) {
+        throw std::runtime_error(format("expected at most %d heads, found %zu", LLAMA_RIDGEFILL_MAX_HEADS, n_heads));
+    }
+    for (size_t i = 0; i < n_heads; ++i) {
+        const auto & it = heads[i];
+        if (it.layer < 0 || it.layer >= split || it.head < -1 || it.head >= (int32_t) hparams.n_head(it.layer)) {
+            throw std::runtime_error(format("expected heads that exist in layers below the split %d, found %d.%d",
+                                            split, it.layer, it.head));
+        }
+    }
+}
+
+int32_t llama_ridgefill_check_heads(const llama_context * ctx, const llama_ridgefill_head * heads, size_t n_heads) {
+    return llama_ridgefill_guarded<int32_t>(-1, [&]() {
+        check_heads(*ctx, heads, n_heads);
+        return 0;
+    });
+}
+
 int32_t llama_ridgefill_seq_select(llama_context *               ctx,
                                    llama_seq_id                  seq_id,
                                    int32_t                       n_prompt,
@@ -320,20 +343,8 @@ int32_t llama_ridgefill_seq_select(llama_context *               ctx,
             if (params.n_heads == 0 && cur.heads.empty()) {
                 throw std::runtime_error("no retrieval heads (hint: pyridgefill heads finds them)");
             }
-            if (params.n_heads > LLAMA_RIDGEFILL_MAX_HEADS) {
-                throw std::runtime_error(
-                    format("expected at most %d heads, found %zu", LLAMA_RIDGEFILL_MAX_HEADS, params.n_heads));
-            }
-            for (size_t i = 0; i < params.n_heads; ++i) {
-                const auto & it = params.heads[i];
-                if (it.layer < 0 || it.layer >= ctx->ridgefill.split() || it.head < -1 ||
-                    it.head >= (int32_t) hparams.n_head(it.layer)) {
-                    throw std::runtime_error(
-                        format("expected heads that exist in layers below the split %d, found %d.%d",
-                               ctx->ridgefill.split(), it.layer, it.head));
-                }
-                cur.heads.push_back(it);
-            }
+            check_heads(*ctx, params.heads, params.n_heads);
+            cur.heads.insert(cur.heads.end(), params.heads, params.heads + params.n_heads);
             size_t n_scores = 0;
             for (const auto & it : cur.heads) {
                 n_scores += it.head < 0 ? hparams.n_head(it.layer) : 1;

@@ -84,6 +84,28 @@ static void test_ranges(std::mt19937 & rng) {
     }
 }
 
+static void test_subtract(std::mt19937 & rng) {
+    for (int i = 0; i < 2000; ++i) {
+        llama_ridgefill_ranges ranges;
+        llama_ridgefill_ranges others;
+        for (int k = rng() % 6; k > 0; --k) {
+            const llama_pos p0 = rng() % N_POS;
+            ranges.add(p0, p0 + rng() % 12, 1 + rng() % 2);
+        }
+        for (int k = rng() % 8; k > 0; --k) {
+            const llama_pos p0 = rng() % N_POS;
+            others.add(p0, p0 + rng() % 12, 1);
+        }
+        positions  expected = expand(ranges);
+        const auto removed  = expand(others);
+        for (size_t p = 0; p < expected.size(); ++p) {
+            expected[p] = removed[p] ? 0 : expected[p];
+        }
+        ranges.subtract(others);
+        CHECK(expand(ranges) == expected);
+    }
+}
+
 static void test_reusable(std::mt19937 & rng) {
     for (int i = 0; i < 2000; ++i) {
         llama_ridgefill_marks  marks;
@@ -204,6 +226,7 @@ int main() {
     for (uint32_t seed = 0; seed < 50; ++seed) {
         std::mt19937 rng(seed);
         test_ranges(rng);
+        test_subtract(rng);
         test_reusable(rng);
     }
     test_sequences();
