@@ -32,3 +32,11 @@ foreach(source IN LISTS sources)
         add_test(NAME ${name} COMMAND ${name})
     endif()
 endforeach()
+
+# a device that computes late, which tests load at run time
+add_library(ggml-ridgefill-delayed MODULE "${engine_dir}/src/tests/ggml-ridgefill-delayed.cpp")
+target_include_directories(ggml-ridgefill-delayed PRIVATE "${engine_dir}/src/ggml/src")
+target_link_libraries(ggml-ridgefill-delayed PRIVATE ggml)
+target_compile_options(ggml-ridgefill-delayed PRIVATE ${RIDGEFILL_WARNINGS})
+set_target_properties(ggml-ridgefill-delayed PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+add_dependencies(ridgefill-tests ggml-ridgefill-delayed)

@@ -32,9 +32,9 @@ def last_words() -> str:
 class Model:
     """A loaded model; use as a context manager or call :meth:`close`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, n_gpu_layers: int = 0) -> None:
         params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = 0
+        params.n_gpu_layers = n_gpu_layers
         handle = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not handle:
             raise RuntimeError(f"cannot load {path}: {last_words()}")

@@ -55,6 +55,11 @@ def reserve_checker() -> Path:
     return _test_program("test-ridgefill-reserve")
 
 
+def delayed_device() -> Path:
+    """The device that computes late."""
+    return _test_program("libggml-ridgefill-delayed.so")
+
+
 def model_maker() -> Path:
     """Upstream's maker of tiny random models."""
     return _test_program("test-llama-archs")
