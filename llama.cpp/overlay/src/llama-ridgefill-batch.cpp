@@ -213,6 +213,7 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
         const llama_seq_id seq_id    = ubatch.seq_id[0][0];
         auto &             selection = selections.at(seq_id);
         if (cparams.ridgefill.n_query > 0) {
+            ggml_backend_sched_synchronize(ctx.sched.get()); // the graph has been started, not finished
             add_scores(selection, seq_id, memory, cparams.ridgefill.maps->model.hparams, cparams.ridgefill.n_end > 0);
         }
     }
@@ -222,6 +223,9 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
 
     cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FULL;
 
+    if (capture) {
+        capture->on_done(res);
+    }
     if (!res) {
         return;
     }
@@ -258,10 +262,6 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
                 }
             }
         }
-    }
-
-    if (capture) {
-        capture->on_done(*res);
     }
 
     const int64_t t_us = ggml_time_us() - t_start_us;

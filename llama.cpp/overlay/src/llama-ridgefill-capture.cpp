@@ -33,19 +33,27 @@ void llama_ridgefill_capture_state::on_build(const llama_model & model, llm_grap
     GGML_ASSERT(sites.size() == cur.size());
 }
 
-void llama_ridgefill_capture_state::on_done(const llm_graph_result & res) {
-    const auto & cur = tensors.at(&res);
+// decode only starts the computation: nothing is read here
+void llama_ridgefill_capture_state::on_done(const llm_graph_result * res) {
+    last = res ? &tensors.at(res) : nullptr;
+    for (auto & site : sites) {
+        site.data = nullptr;
+    }
+}
 
-    for (size_t i = 0; i < sites.size(); ++i) {
-        auto * t = cur[i];
+const float * llama_ridgefill_capture_state::read(int32_t i_site) {
+    auto & site = sites.at(i_site);
+    if (!site.data && last) {
+        const auto * t = last->at(i_site);
         if (ggml_backend_buffer_is_host(t->buffer)) {
-            sites[i].data = (const float *) t->data;
+            site.data = (const float *) t->data;
         } else {
-            sites[i].host.resize(ggml_nelements(t));
-            ggml_backend_tensor_get(t, sites[i].host.data(), 0, ggml_nbytes(t));
-            sites[i].data = sites[i].host.data();
+            site.host.resize(ggml_nelements(t));
+            ggml_backend_tensor_get(t, site.host.data(), 0, ggml_nbytes(t));
+            site.data = site.host.data();
         }
     }
+    return site.data;
 }
 
 void llama_ridgefill_context::set_capture(int32_t layer_first) {
@@ -122,7 +130,9 @@ int32_t llama_ridgefill_site_width(const llama_context * ctx, int32_t i) {
 }
 
 const float * llama_ridgefill_site_data(llama_context * ctx, int32_t i) {
+    if (!get_site(ctx, i)) {
+        return nullptr;
+    }
     ctx->synchronize();
-    const auto * site = get_site(ctx, i);
-    return site ? site->data : nullptr;
+    return ctx->ridgefill.capture->read(i);
 }

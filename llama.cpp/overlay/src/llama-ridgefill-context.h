@@ -7,6 +7,8 @@
 #include "llama-ridgefill-states.h"
 #include "llama-ridgefill.h"
 
+#include "ggml-backend.h"
+
 #include <cstdint>
 #include <map>
 #include <memory>
