@@ -39,21 +39,14 @@ def _function(name: str, argtypes: list[Any], restype: Any) -> Callable[[_F], _F
 
 
 # // version of this interface; a binding compares it with the one it was written for
-# #define LLAMA_RIDGEFILL_API_VERSION 1
-LLAMA_RIDGEFILL_API_VERSION = 1
+# #define LLAMA_RIDGEFILL_API_VERSION 2
+LLAMA_RIDGEFILL_API_VERSION = 2
 
 # #define LLAMA_RIDGEFILL_MAX_RANGES 1024
 LLAMA_RIDGEFILL_MAX_RANGES = 1024
 
 # #define LLAMA_RIDGEFILL_MAX_HEADS  32 // that score in one graph
 LLAMA_RIDGEFILL_MAX_HEADS = 32
-
-# // the answer goes on from what the last rows of a prompt point at: their scores reach so many times as far
-# // behind a row
-# #define LLAMA_RIDGEFILL_N_END     32
-LLAMA_RIDGEFILL_N_END = 32
-# #define LLAMA_RIDGEFILL_END_REACH 8
-LLAMA_RIDGEFILL_END_REACH = 8
 
 # struct llama_ridgefill;
 llama_ridgefill_p = ctypes.c_void_p
@@ -339,9 +332,9 @@ class llama_ridgefill_head(ctypes.Structure):  # noqa: N801
 #     enum llama_ridgefill_select type;
 #
 #     int32_t budget;   // rows
-#     int32_t n_before; // a row's score counts for the rows before it too, half with every n_before rows
-#                       // (0: not at all),
-#     int32_t n_after;  // and for those after it: what a question asks for often follows the words that they share
+#     int32_t n_before; // each row passes its score on to the rows before it, half as much with every n_before rows
+#                       (0: to none),
+#     int32_t n_after;  // and to the rows after it: the answer often stands behind the words that a question repeats
 #     int32_t n_query;  // last rows of the prompt whose queries score
 #
 #     const struct llama_ridgefill_head * heads; // NULL: those of the maps file
@@ -399,8 +392,9 @@ def llama_ridgefill_seq_select(
 ) -> int: ...
 
 
-# // of the last finished selection: the selected positions, and for each head the score of each position of the prompt
-# // (0 where it was not scored), `end`: given by the last LLAMA_RIDGEFILL_N_END rows alone; valid until the next decode
+# // of the last finished selection: the selected positions, and for each head the score of each position of the prompt,
+# // pooled over its neighbours (n_before, n_after): rows are selected by the best score that any head gives them
+# // valid until the next decode
 # LLAMA_API int32_t llama_ridgefill_n_selected(const struct llama_context * ctx);
 @_function("llama_ridgefill_n_selected", [llama_cpp.llama_context_p_ctypes], ctypes.c_int32)
 def llama_ridgefill_n_selected(ctx: Any, /) -> int: ...
@@ -416,13 +410,13 @@ def llama_ridgefill_selected(ctx: Any, /) -> Any: ...
 def llama_ridgefill_n_score_heads(ctx: Any, /) -> int: ...
 
 
-# LLAMA_API const float * llama_ridgefill_head_scores(const struct llama_context * ctx, int32_t i, bool end);
+# LLAMA_API const float * llama_ridgefill_head_scores(const struct llama_context * ctx, int32_t i);
 @_function(
     "llama_ridgefill_head_scores",
-    [llama_cpp.llama_context_p_ctypes, ctypes.c_int32, ctypes.c_bool],
+    [llama_cpp.llama_context_p_ctypes, ctypes.c_int32],
     ctypes.POINTER(ctypes.c_float),
 )
-def llama_ridgefill_head_scores(ctx: Any, i: int, end: bool, /) -> Any: ...
+def llama_ridgefill_head_scores(ctx: Any, i: int, /) -> Any: ...
 
 
 # // run cached rows through the layers from the split on, in the order given; their cells are replaced

@@ -22,7 +22,7 @@ from pyridgefill.evaluation.prompts.text import text_windows
 from pyridgefill.evaluation.run.session import Session
 from pyridgefill.maps.gguf_file import GGUFFile
 from pyridgefill.maps.model import RetrievalHead
-from pyridgefill.selection.ranking import ScoredPrompt, choose_heads, recall, score_prompt
+from pyridgefill.selection.ranking import ScoredPrompt, choose_heads, recall
 from pyridgefill.selection.repeats import repeated_rows
 
 # needles of these kinds check the heads that the other kinds have chosen
@@ -90,7 +90,7 @@ def find_heads(
         for group in groups:
             session.set_maps(replace(config, heads=group))
             for index, (_, tokens, rows) in enumerate(prompts_made):
-                parts[index].append(_score(session, tokens, rows, pool))
+                parts[index].append(_score(session, tokens, rows))
                 on_progress(sum(map(len, parts)), len(groups) * len(prompts_made))
     scored = [ScoredPrompt(np.concatenate([part.scores for part in found]), found[0].wanted) for found in parts]
     kinds = [kind for kind, _, _ in prompts_made]
@@ -128,11 +128,10 @@ def _texts(session: Session, config: RidgeFillConfig, lengths: Sequence[int], pr
                 break
 
 
-def _score(session: Session, tokens: Sequence[int], rows: Sequence[int], pool: tuple[int, int]) -> ScoredPrompt:
+def _score(session: Session, tokens: Sequence[int], rows: Sequence[int]) -> ScoredPrompt:
     session.prefill(tokens)
-    scores, ends = (session.head_scores(len(tokens), end) for end in (False, True))
     candidates = [row for start, end in session.ranges for row in range(start, end)]
-    return score_prompt(scores, ends, rows, candidates, pool)
+    return ScoredPrompt(session.head_scores(len(tokens))[:, candidates], np.isin(candidates, list(rows)))
 
 
 def _choose(

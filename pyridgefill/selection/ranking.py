@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.signal import lfilter
 
-from pyridgefill._native import LLAMA_RIDGEFILL_END_REACH
 from pyridgefill.maps.model import HEAD_SHARES
 
 # the heads' recall is told at these shares of the rows that may be selected
@@ -26,52 +24,13 @@ class ScoredPrompt:
     Attributes
     ----------
     scores
-        `[n_heads, n_rows]`, pooled.
+        `[n_heads, n_rows]`, pooled over neighbouring rows, as the engine selects by them.
     wanted
         `[n_rows]`, the rows that must be found.
     """
 
     scores: npt.NDArray[np.floating]
     wanted: npt.NDArray[np.bool_]
-
-
-def score_prompt(
-    scores: npt.NDArray[np.float32],
-    ends: npt.NDArray[np.float32],
-    rows: Sequence[int],
-    candidates: Sequence[int],
-    pool: tuple[int, int],
-) -> ScoredPrompt:
-    """Pool the scores of a prompt as the engine does.
-
-    Each score counts for the rows around it too, less and less with the distance; scores that the last rows of the
-    prompt gave reach further behind, since an answer goes on from there.
-
-    Parameters
-    ----------
-    scores
-        `[n_heads, n_prompt]`.
-    ends
-        The scores that the last `LLAMA_RIDGEFILL_N_END` rows alone gave, `[n_heads, n_prompt]`.
-    rows
-        The rows that must be found.
-    candidates
-        The rows that may be selected.
-    pool
-        Rows before and after a row over which its score halves.
-    """
-    before, after = pool
-    pooled = np.maximum(_spread(scores, before, after), _spread(ends, before, after * LLAMA_RIDGEFILL_END_REACH))
-    return ScoredPrompt(pooled[:, list(candidates)], np.isin(np.asarray(candidates), list(rows)))
-
-
-def _spread(scores: npt.NDArray[np.float32], before: int, after: int) -> npt.NDArray[np.float32]:
-    """Add to each score those of the rows around it, halved with every so many rows."""
-
-    def sums(values: npt.NDArray[np.float32], half: int) -> npt.NDArray[np.float32]:
-        return np.asarray(lfilter([1.0], [1.0, -(2 ** (-1 / half)) if half > 0 else 0.0], values, axis=1))
-
-    return sums(scores, after) + sums(scores[:, ::-1], before)[:, ::-1] - scores
 
 
 def recall(prompt: ScoredPrompt, shares: Sequence[float] = BUDGETS) -> npt.NDArray[np.float64]:

@@ -13,8 +13,6 @@ from support import capi
 from support.engine import DecodeError
 from support.tokens import tokens
 
-from pyridgefill.selection.ranking import score_prompt
-
 
 def filled(
     ctx: Any, prompt: list[int], kind: str, budget: int, seq: int = 0, n_logits: int = 1, **more: Any
@@ -107,17 +105,40 @@ def test_the_best_rows_are_selected(workshop: Any, pool: tuple[int, int], budget
     prompt = tokens(N)
     with context(workshop, "llama", options("llama")) as ctx:
         filled(ctx, prompt, "attention", budget, heads=HEADS, pool=pool, n_query=40)
-        scores, ends = ctx.scores(N), ctx.scores(N, end=True)
-        assert (ends < scores).any()
+        best = ctx.scores(N).max(axis=0)
         selected = ctx.selected()
         assert ctx.counters().n_selected == budget == len(set(selected))
         assert ctx.n_filled(0) == N - TAIL - SINK - budget
         assert ctx.reusable(0, N) == min(set(range(SINK, N)) - set(selected))
-    pooled = score_prompt(scores, ends, range(0), range(N), pool).scores.max(axis=0)
     rows = set(range(SINK, N - TAIL))
     assert set(selected) < rows
     assert selected == sorted(selected)
-    assert pooled[selected].min() >= pooled[sorted(rows - set(selected))].max() - 1e-6
+    assert best[selected].min() >= best[sorted(rows - set(selected))].max()
+
+
+def spread(scores: np.ndarray, before: int, after: int) -> np.ndarray:
+    """The sum of all rows' scores, halved by distance, ``[n_heads][n_prompt]``."""
+    distance = np.subtract.outer(np.arange(N), np.arange(N))  # of a row from one that scored: positive behind it
+    half = np.where(distance > 0, after, before)
+    weights = np.where(distance == 0, 1.0, np.where(half > 0, 0.5 ** (np.abs(distance) / np.maximum(half, 1)), 0.0))
+    return scores @ weights.T
+
+
+@pytest.mark.parametrize("pool", [(3, 3), (0, 9), (9, 0), (2, 5), (100, 100)])
+def test_scores_are_pooled_over_neighbours(workshop: Any, pool: tuple[int, int]) -> None:
+    before, after = pool
+    prompt = tokens(N)
+    with context(workshop, "llama", options("llama")) as ctx:
+
+        def scores(pool: tuple[int, int], n_query: int) -> np.ndarray:
+            ctx.clear()
+            filled(ctx, prompt, "attention", 24, heads=HEADS, pool=pool, n_query=n_query)
+            return ctx.scores(N)
+
+        alone, end, pooled = scores((0, 0), 40), scores((0, 0), 32), scores(pool, 40)
+    assert (end < alone).any(), "the last 32 rows are not all that ask"
+    want = np.maximum(spread(alone, before, after), spread(end, before, 8 * after))
+    np.testing.assert_allclose(pooled, want, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("unified", [True, False])
@@ -261,12 +282,18 @@ def test_scores_are_the_same_however_the_tail_is_cut(workshop: Any, tail: int, n
     found = []
     for n_ubatch, cuts in ((512, [0, n]), (8, [0, n]), (64, [0, n - 50, n - 20, n - 1, n])):
         with context(workshop, "llama", options("llama", "f16", flash, n_batch=512, n_ubatch=n_ubatch)) as ctx:
-            ctx.mark(0, (SINK, n - tail))
-            ctx.select(0, "attention", n, tail, 30, heads=[(0, -1), (2, 0)], n_query=n_query)
-            for start, end in pairwise(cuts):
-                ctx.decode({0: prompt[start:end]}, int(end == n), {0: start})
-            found.append((ctx.scores(n), ctx.scores(n, end=True)))
-    for scores, ends in found:
-        assert np.abs(scores - found[0][0]).max() < 5e-3
+
+            def scores(n_query: int, pool: tuple[int, int], ctx: Any = ctx, cuts: list[int] = cuts) -> np.ndarray:
+                ctx.clear()
+                ctx.mark(0, (SINK, n - tail))
+                ctx.select(0, "attention", n, tail, 30, pool, n_query, [(0, -1), (2, 0)])
+                for start, end in pairwise(cuts):
+                    ctx.decode({0: prompt[start:end]}, int(end == n), {0: start})
+                return ctx.scores(n)
+
+            found.append((scores(n_query, (0, 0)), scores(min(n_query, 32), (0, 0)), scores(n_query, (0, 5))))
+    for alone, ends, pooled in found:
+        assert np.abs(alone - found[0][0]).max() < 5e-3
         assert np.abs(ends - found[0][1]).max() < 5e-3
-        assert (min(tail, n_query) > 32) == bool((ends < scores).any())
+        assert np.abs(pooled - found[0][2]).max() < 5e-3
+        assert (min(tail, n_query) > 32) == bool((ends < alone).any())

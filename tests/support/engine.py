@@ -296,10 +296,10 @@ class Context:
             capi.native().llama_ridgefill_selected(self.handle)[: capi.native().llama_ridgefill_n_selected(self.handle)]
         )
 
-    def scores(self, n_prompt: int, end: bool = False) -> Logits:
-        """Scores of the last finished selection, ``[n_heads][n_prompt]``; ``end``: by the prompt's last rows alone."""
+    def scores(self, n_prompt: int) -> Logits:
+        """Pooled scores of the last finished selection, ``[n_heads][n_prompt]``."""
         count = capi.native().llama_ridgefill_n_score_heads(self.handle)
-        rows = [capi.native().llama_ridgefill_head_scores(self.handle, i, end) for i in range(count)]
+        rows = [capi.native().llama_ridgefill_head_scores(self.handle, i) for i in range(count)]
         return np.stack([np.ctypeslib.as_array(row, (n_prompt,)).copy() for row in rows])
 
     def upper(self, seq: int, rows: Sequence[int]) -> None:

@@ -8,26 +8,13 @@ import pytest
 from pyridgefill.errors import MapsError
 from pyridgefill.maps import MapSet, RetrievalHead, identity_maps, read_maps, write_maps
 from pyridgefill.maps.base import BaseModel
-from pyridgefill.selection.ranking import ScoredPrompt, choose_heads, recall, score_prompt
+from pyridgefill.selection.ranking import ScoredPrompt, choose_heads, recall
 
 BASE = BaseModel("llama", 6, 8, 10, "0" * 16, "1" * 16)
 
 
-def spread(scores: np.ndarray, before: int, after: int) -> list[float]:
-    """The sum of all rows' scores, halved by distance."""
-    rows = np.arange(len(scores))
-
-    def weights(row: int) -> np.ndarray:
-        distance = row - rows  # positive: the scored row stands before
-        half = np.where(distance > 0, after, before)
-        return np.where(distance == 0, 1.0, np.where(half > 0, 0.5 ** (np.abs(distance) / np.maximum(half, 1)), 0.0))
-
-    return [float((scores * weights(row)).sum()) for row in rows]
-
-
-def prompt(scores: np.ndarray, rows: range, candidates: range, pool: tuple[int, int] = (0, 0)) -> ScoredPrompt:
-    scores = scores.astype(np.float32)
-    return score_prompt(scores, np.zeros_like(scores), rows, candidates, pool)
+def prompt(scores: np.ndarray, rows: range, candidates: range) -> ScoredPrompt:
+    return ScoredPrompt(scores[:, candidates], np.isin(candidates, rows))
 
 
 def test_recall_counts_wanted_rows_among_the_best() -> None:
@@ -40,14 +27,6 @@ def test_recall_counts_wanted_rows_among_the_best() -> None:
     scores[2, 10:14] = 0.1
     found = recall(prompt(scores, range(40, 44), range(10, 90)), (0.05, 0.025))
     assert found.tolist() == [[1.0, 0.5], [0.5, 0.0], [0.0, 0.0]]
-
-
-@pytest.mark.parametrize("pool", [(0, 0), (3, 3), (0, 9), (9, 0), (8, 40), (2, 5), (5, 2), (100, 100)])
-def test_scores_count_for_neighbours(pool: tuple[int, int]) -> None:
-    before, after = pool
-    scores = np.random.default_rng(0).random((2, 60))
-    pooled = prompt(scores, range(3), range(60), pool).scores
-    assert np.allclose(pooled, [spread(row, before, after) for row in scores], rtol=1e-5, atol=0)
 
 
 def test_heads_that_help_different_prompts_are_chosen_together() -> None:

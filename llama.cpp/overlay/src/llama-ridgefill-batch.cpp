@@ -160,8 +160,8 @@ void llama_ridgefill_context::on_ubatch(const llama_batch_allocr & balloc, const
             const llama_pos last        = ubatch.pos[ubatch.n_tokens - 1];
             cparams.ridgefill.selection = &selection;
             cparams.ridgefill.n_query   = selection.n_of_last(selection.n_query, last, ubatch.n_tokens);
-            cparams.ridgefill.n_end =
-                selection.n_of_last(std::min(selection.n_query, LLAMA_RIDGEFILL_N_END), last, ubatch.n_tokens);
+            cparams.ridgefill.n_end = selection.n_of_last(std::min(selection.n_query, llama_ridgefill_selection::N_END),
+                                                          last, ubatch.n_tokens);
         }
     }
 }
@@ -213,7 +213,7 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
         const llama_seq_id seq_id    = ubatch.seq_id[0][0];
         auto &             selection = selections.at(seq_id);
         if (cparams.ridgefill.n_query > 0) {
-            ggml_backend_sched_synchronize(ctx.sched.get()); // the graph has been started, not finished
+            ggml_backend_sched_synchronize(ctx.sched.get());  // the graph has been started, not finished
             add_scores(selection, seq_id, memory, cparams.ridgefill.maps->model.hparams, cparams.ridgefill.n_end > 0);
         }
     }

@@ -19,8 +19,8 @@ struct llama_ridgefill_capture_state {
         int32_t     layer;
         int32_t     width;
 
-        const float *      data = nullptr; // rows of the last ubatch, once somebody has asked for them
-        std::vector<float> host;           // their copy, where device memory cannot be read directly
+        const float *      data = nullptr;  // rows of the last ubatch, once somebody has asked for them
+        std::vector<float> host;            // their copy, where device memory cannot be read directly
     };
 
     std::vector<site> sites;
@@ -35,8 +35,8 @@ struct llama_ridgefill_capture_state {
     // rows of the last ubatch, nullptr if there are none; the caller has waited until the device is done
     const float * read(int32_t i_site);
 
-private:
-    const std::vector<ggml_tensor *> * last = nullptr; // sites of the last ubatch
+  private:
+    const std::vector<ggml_tensor *> * last = nullptr;  // sites of the last ubatch
 
     // a context keeps several graphs
     std::map<const llm_graph_result *, std::vector<ggml_tensor *>> tensors;

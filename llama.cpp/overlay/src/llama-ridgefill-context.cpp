@@ -224,7 +224,7 @@ void llama_ridgefill_context::reserve(uint32_t                       n_tokens,
         cur.n_query   = selection.heads.empty() ?
                             0 :
                             std::min(n_most, llama_ridgefill_default_select_params(cur.maps, cur.split).n_query);
-        cur.n_end     = std::min(cur.n_query, LLAMA_RIDGEFILL_N_END);
+        cur.n_end     = std::min(cur.n_query, llama_ridgefill_selection::N_END);
         ok            = reserve_mode(LLAMA_RIDGEFILL_MODE_LOWER, "LOWER", 1);
         cur.selection = nullptr;
         cur.n_query   = 0;

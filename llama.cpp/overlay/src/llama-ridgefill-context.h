@@ -7,8 +7,6 @@
 #include "llama-ridgefill-states.h"
 #include "llama-ridgefill.h"
 
-#include "ggml-backend.h"
-
 #include <cstdint>
 #include <map>
 #include <memory>

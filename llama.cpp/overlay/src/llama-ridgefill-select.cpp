@@ -9,7 +9,7 @@
 #include <cstring>
 #include <stdexcept>
 
-// each score counts for the rows around it too, half with every n_before rows before and every n_after rows after it
+// pass each score on to the rows around it, half as much with every n_before rows before and every n_after rows after it
 static std::vector<float> spread(const std::vector<float> & scores, double n_before, double n_after) {
     const auto factor = [](double n) {
         return n > 0.0 ? (float) std::exp2(-1.0 / n) : 0.0f;
@@ -31,6 +31,17 @@ static std::vector<float> spread(const std::vector<float> & scores, double n_bef
         sum = (sum + scores[i]) * before;
     }
     return res;
+}
+
+void llama_ridgefill_selection::pool() {
+    for (size_t i = 0; i < scores.size(); ++i) {
+        const auto far = spread(scores_end[i], n_before, (double) n_after * END_REACH);
+        scores[i]      = spread(scores[i], n_before, n_after);
+        for (int32_t p = 0; p < n_prompt; ++p) {
+            scores[i][p] = std::max(scores[i][p], far[p]);
+        }
+    }
+    scores_end.clear();
 }
 
 std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_ranges & ranges) const {
@@ -60,11 +71,9 @@ std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_r
     }
 
     std::vector<float> best(n_prompt, 0.0f);
-    for (size_t i = 0; i < scores.size(); ++i) {
-        const auto near = spread(scores[i], n_before, n_after);
-        const auto far  = spread(scores_end[i], n_before, (double) n_after * LLAMA_RIDGEFILL_END_REACH);
+    for (const auto & head : scores) {
         for (int32_t p = 0; p < n_prompt; ++p) {
-            best[p] = std::max({ best[p], near[p], far[p] });
+            best[p] = std::max(best[p], head[p]);
         }
     }
 

@@ -24,7 +24,7 @@ struct llama_ridgefill_selection {
 
     std::vector<llama_ridgefill_head> heads;
     std::vector<std::vector<float>>   scores;      // [number of heads][n_prompt]
-    std::vector<std::vector<float>>   scores_end;  // the same for the queries of the last LLAMA_RIDGEFILL_N_END rows
+    std::vector<std::vector<float>>   scores_end;  // the same for the queries of the last N_END rows
 
     std::vector<ggml_tensor *> tensors;            // scores by cell in the graph of the ubatch that is computed
 
@@ -33,9 +33,17 @@ struct llama_ridgefill_selection {
         return std::max(0, std::min(n_tokens, last + 1 - (n_prompt - n_last)));
     }
 
+    // an answer goes on from what the last rows of its prompt point at: what they find passes its score END_REACH times
+    // as far on to the rows behind it
+    static constexpr int32_t N_END     = 32;
+    static constexpr int32_t END_REACH = 8;
+
+    // when all queries have scored: let `scores` be what rows are selected by, pooled over their neighbours
+    void pool();
+
     bool is_tail(llama_pos pos) const { return pos >= n_prompt - tail && pos < n_prompt; }
 
-    // the rows of `ranges` to run, ascending
+    // the rows of `ranges` to run, ascending; after pool()
     std::vector<llama_pos> choose(const llama_ridgefill_ranges & ranges) const;
 };
 

@@ -280,11 +280,12 @@ bool llama_ridgefill_context::finish() {
         std::vector<llama_ridgefill_row> rows;
         for (const auto & it : finishing) {
             const llama_seq_id seq_id    = it.first;
-            const auto &       selection = selections.at(seq_id);
+            auto &             selection = selections.at(seq_id);
             auto &             cur       = prompts[seq_id];
-            cur.p_tail                   = std::max(0, selection.n_prompt - selection.tail);
-            cur.from                     = marks.approximate_from(seq_id);
-            cur.selected                 = selection.choose(find_able(ctx.memory.get(), seq_id, cur.p_tail));
+            selection.pool();
+            cur.p_tail   = std::max(0, selection.n_prompt - selection.tail);
+            cur.from     = marks.approximate_from(seq_id);
+            cur.selected = selection.choose(find_able(ctx.memory.get(), seq_id, cur.p_tail));
             for (const llama_pos p : cur.selected) {
                 rows.push_back({ seq_id, p });
             }

@@ -369,9 +369,8 @@ int32_t llama_ridgefill_n_score_heads(const llama_context * ctx) {
     return ctx->ridgefill.selected_last.scores.size();
 }
 
-const float * llama_ridgefill_head_scores(const llama_context * ctx, int32_t i, bool end) {
-    const auto & last   = ctx->ridgefill.selected_last;
-    const auto & scores = end ? last.scores_end : last.scores;
+const float * llama_ridgefill_head_scores(const llama_context * ctx, int32_t i) {
+    const auto & scores = ctx->ridgefill.selected_last.scores;
     return i < 0 || i >= (int32_t) scores.size() ? nullptr : scores[i].data();
 }
 

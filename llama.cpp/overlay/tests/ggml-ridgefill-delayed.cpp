@@ -78,7 +78,7 @@ static ggml_backend_buffer_t buffer_type_alloc(ggml_backend_buffer_type_t buft, 
     if (!data) {
         return nullptr;
     }
-    memset(data, 0xFF, std::max(size, ALIGNMENT)); // NaN: what nobody has written shows
+    memset(data, 0xFF, std::max(size, ALIGNMENT));  // NaN: what nobody has written shows
     return ggml_backend_buffer_init(buft, buffer_interface, data, size);
 }
 
@@ -89,7 +89,8 @@ static size_t buffer_type_alignment(ggml_backend_buffer_type_t) {
 static ggml_backend_buffer_type_t delayed_buffer_type(void) {
     static ggml_backend_buffer_type type = {
         /* .iface   = */ { buffer_type_name, buffer_type_alloc, buffer_type_alignment, nullptr, nullptr, nullptr },
-        /* .device  = */ delayed_device(),
+        /* .device  = */
+         delayed_device(),
         /* .context = */ nullptr,
     };
     return &type;
@@ -103,8 +104,8 @@ static ggml_backend_buffer_type_t delayed_buffer_type(void) {
 struct graph_copy {
     explicit graph_copy(ggml_cgraph * source) {
         const size_t n_nodes = ggml_graph_n_nodes(source);
-        ctx.reset(ggml_init({ ggml_graph_overhead_custom(8*n_nodes + 64, false), nullptr, true }));
-        graph = ggml_new_graph_custom(ctx.get(), 8*n_nodes + 64, false);
+        ctx.reset(ggml_init({ ggml_graph_overhead_custom(8 * n_nodes + 64, false), nullptr, true }));
+        graph = ggml_new_graph_custom(ctx.get(), 8 * n_nodes + 64, false);
 
         for (size_t i = 0; i < n_nodes; ++i) {
             add(ggml_graph_node(source, i), ggml_graph_node(source, i)->op);
@@ -112,7 +113,7 @@ struct graph_copy {
         for (size_t i = 0; i < n_nodes; ++i) {
             auto * node = copies.at(ggml_graph_node(source, i)).get();
             for (auto *& src : node->src) {
-                src = src ? add(src, GGML_OP_NONE) : nullptr; // what other graphs computed is data
+                src = src ? add(src, GGML_OP_NONE) : nullptr;  // what other graphs computed is data
             }
             ggml_build_forward_expand(graph, node);
         }
@@ -121,7 +122,7 @@ struct graph_copy {
     ggml_tensor * add(const ggml_tensor * tensor, ggml_op op) {
         auto & copy = copies[tensor];
         if (!copy) {
-            copy = std::make_unique<ggml_tensor>(*tensor);
+            copy           = std::make_unique<ggml_tensor>(*tensor);
             copy->op       = op;
             copy->view_src = nullptr;
             if (op == GGML_OP_NONE) {
@@ -138,7 +139,9 @@ struct graph_copy {
 };
 
 struct delayed_queue {
-    delayed_queue() : cpu(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr)), thread([this]() { work(); }) {}
+    delayed_queue() :
+        cpu(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr)),
+        thread([this]() { work(); }) {}
 
     ~delayed_queue() {
         push(nullptr);
@@ -199,14 +202,22 @@ static void backend_free(ggml_backend_t backend) {
     delete backend;
 }
 
-static void backend_set_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+static void backend_set_async(ggml_backend_t backend,
+                              ggml_tensor *  tensor,
+                              const void *   data,
+                              size_t         offset,
+                              size_t         size) {
     auto * dst = (char *) tensor->data + offset;
     queue_of(backend).push([dst, copy = std::vector<char>((const char *) data, (const char *) data + size)]() {
         memcpy(dst, copy.data(), copy.size());
     });
 }
 
-static void backend_get_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+static void backend_get_async(ggml_backend_t      backend,
+                              const ggml_tensor * tensor,
+                              void *              data,
+                              size_t              offset,
+                              size_t              size) {
     const auto * src = (const char *) tensor->data + offset;
     queue_of(backend).push([=]() { memcpy(data, src, size); });
 }
@@ -225,19 +236,20 @@ static ggml_status backend_compute(ggml_backend_t backend, ggml_cgraph * graph) 
 }
 
 static ggml_guid_t backend_guid(void) {
-    static ggml_guid guid = { 0x52, 0x69, 0x64, 0x67, 0x65, 0x46, 0x69, 0x6c, 0x6c, 0x44, 0x65, 0x6c, 0x61, 0x79, 0x65, 0x64 };
+    static ggml_guid guid = { 0x52, 0x69, 0x64, 0x67, 0x65, 0x46, 0x69, 0x6c,
+                              0x6c, 0x44, 0x65, 0x6c, 0x61, 0x79, 0x65, 0x64 };
     return &guid;
 }
 
 static ggml_backend_t device_init_backend(ggml_backend_dev_t dev, const char *) {
-    ggml_backend_i interface = {};
+    ggml_backend_i interface   = {};
     interface.get_name         = backend_name;
     interface.free             = backend_free;
     interface.set_tensor_async = backend_set_async;
     interface.get_tensor_async = backend_get_async;
     interface.synchronize      = backend_synchronize;
     interface.graph_compute    = backend_compute;
-    return new ggml_backend { backend_guid(), interface, dev, new delayed_queue() };
+    return new ggml_backend{ backend_guid(), interface, dev, new delayed_queue() };
 }
 
 //
@@ -261,7 +273,7 @@ static enum ggml_backend_dev_type device_type(ggml_backend_dev_t) {
 }
 
 static void device_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
-    *props = {};
+    *props             = {};
     props->name        = device_name(dev);
     props->description = device_description(dev);
     props->type        = device_type(dev);
@@ -296,12 +308,13 @@ static ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t) {
 static ggml_backend_reg delayed_reg = {
     /* .api_version = */ GGML_BACKEND_API_VERSION,
     /* .iface       = */ { reg_name, reg_device_count, reg_device, nullptr },
-    /* .context     = */ nullptr,
+    /* .context     = */
+     nullptr,
 };
 
 static ggml_backend_dev_t delayed_device(void) {
     static ggml_backend_device device = []() {
-        ggml_backend_device res = {};
+        ggml_backend_device res   = {};
         res.iface.get_name        = device_name;
         res.iface.get_description = device_description;
         res.iface.get_memory      = device_memory;
@@ -311,7 +324,7 @@ static ggml_backend_dev_t delayed_device(void) {
         res.iface.get_buffer_type = device_buffer_type;
         res.iface.supports_op     = device_supports_op;
         res.iface.supports_buft   = device_supports_buft;
-        res.reg = &delayed_reg;
+        res.reg                   = &delayed_reg;
         return res;
     }();
     return &device;

@@ -220,13 +220,10 @@ class Session(Engine):
         """Run tokens behind the last prompt, exact; the logits of each, `[n, n_vocab]`."""
         return self.decode(tokens, self._position, self._position)
 
-    def head_scores(self, n_prompt: int, end: bool = False) -> npt.NDArray[np.float32]:
-        """What the heads of the last prompt's selection gave to each of its rows, `[n_heads, n_prompt]`.
-
-        `end`: what the last `LLAMA_RIDGEFILL_N_END` rows alone gave.
-        """
+    def head_scores(self, n_prompt: int) -> npt.NDArray[np.float32]:
+        """What the heads of the last prompt's selection gave to each of its rows, pooled, `[n_heads, n_prompt]`."""
         count = self._native.llama_ridgefill_n_score_heads(self._context)
-        rows = (self._native.llama_ridgefill_head_scores(self._context, i, end) for i in range(count))
+        rows = (self._native.llama_ridgefill_head_scores(self._context, i) for i in range(count))
         return np.stack([np.ctypeslib.as_array(row, shape=(n_prompt,)).copy() for row in rows])
 
     def generate(self, logits: Logits, n_tokens: int) -> list[int]:
