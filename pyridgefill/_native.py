@@ -80,6 +80,7 @@ class llama_ridgefill_fingerprint(ctypes.Structure):  # noqa: N801
     _fields_ = (("vocab", ctypes.c_char * 17), ("weights", ctypes.c_char * 17))
 
 
+# // both are "" for a model without a vocabulary
 # LLAMA_API struct llama_ridgefill_fingerprint llama_ridgefill_model_fingerprint(const struct llama_model * model);
 @_function("llama_ridgefill_model_fingerprint", [llama_cpp.llama_model_p_ctypes], llama_ridgefill_fingerprint)
 def llama_ridgefill_model_fingerprint(model: int, /) -> llama_ridgefill_fingerprint: ...
@@ -417,6 +418,18 @@ def llama_ridgefill_n_score_heads(ctx: Any, /) -> int: ...
     ctypes.POINTER(ctypes.c_float),
 )
 def llama_ridgefill_head_scores(ctx: Any, i: int, /) -> Any: ...
+
+
+# // whether the model has all of these heads, in layers below the split in use
+# // returns 0, or -1 with the reason in llama_ridgefill_last_error
+# LLAMA_API int32_t llama_ridgefill_check_heads(
+#         const struct llama_context * ctx, const struct llama_ridgefill_head * heads, size_t n_heads);
+@_function(
+    "llama_ridgefill_check_heads",
+    [llama_cpp.llama_context_p_ctypes, ctypes.POINTER(llama_ridgefill_head), ctypes.c_size_t],
+    ctypes.c_int32,
+)
+def llama_ridgefill_check_heads(ctx: Any, heads: Any, n_heads: int, /) -> int: ...
 
 
 # // run cached rows through the layers from the split on, in the order given; their cells are replaced
