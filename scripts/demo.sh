@@ -41,8 +41,10 @@ lines = [json.loads(line) for line in open(results, encoding="utf-8")]
 (speed,) = [line["result"] for line in lines if line["cell"]["task"] == "ttft"]
 hits = {line["cell"]["variant"]: line["result"] for line in lines if line["cell"]["task"] == "needle"}
 found = ", ".join(f"{name} {result['hits']} of {result['prompts']}" for name, result in hits.items())
+ratio = speed["ratio"]
+pace = f"{ratio:.2f} times faster" if ratio >= 1 else f"{1 / ratio:.2f} times slower, so the machine did other work,"
 print(
-    f"\nThe first token of 4096 came {speed['ratio']:.2f} times sooner (the work allows {speed['bound']:.2f}). "
+    f"\nThe first token of 4096 came {pace} with fill (the work allows {speed['bound']:.2f}). "
     f"Needles found: {found}.\nMore text, retrieval heads and measured settings make better maps: pyridgefill "
     f"calibrate {shlex.quote(model)} -o {shlex.quote(maps)}\nStart the server: make serve"
 )
