@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import gguf
+import llama_cpp
 import numpy as np
 import pytest
-from support import capi, maps, paths
+from support import capi, loaded, maps, paths
 from support.capi import RefusedError
 from support.engine import Context, Maps, Model
 from support.families import FAMILIES
@@ -534,7 +536,7 @@ def test_absurd_shape(model, valid, tmp_path, dims):
 
 def test_name_too_long(model, valid, tmp_path):
     name = path_of("5", "x" * 64)
-    assert "too long" in refused(model, valid, tmp_path / "maps.gguf", append(name, [N_EMBD, WIDTH]))
+    assert f"behind '{name}'" in refused(model, valid, tmp_path / "maps.gguf", append(name, [N_EMBD, WIDTH]))
 
 
 @pytest.mark.parametrize(
@@ -546,6 +548,34 @@ def test_not_a_gguf(model, tmp_path, content, what):
     path = tmp_path / "maps.gguf"
     path.write_bytes(content)
     assert "maps.gguf" in refusal(model, path)
+
+
+def test_a_damaged_file_is_located(model, valid, tmp_path):
+    data = valid.write(tmp_path / "maps.gguf").read_bytes()
+    cut = data.index(K5.encode()) + len(K5) + 4
+    (tmp_path / "maps.gguf").write_bytes(data[:cut])
+    assert f"damaged at byte {cut} of {cut}, behind '{K5}'" in refusal(model, tmp_path / "maps.gguf")
+
+
+def test_the_log_stays_the_programs_own(model, tmp_path):
+    """A reader that put its own callback there to listen in would take it from other threads."""
+    path = tmp_path / "maps.gguf"
+    path.write_bytes(b"PK\3\4" + bytes(100))
+    current, lines = ctypes.c_void_p(), []
+
+    @llama_cpp.llama_log_callback
+    def listen(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
+        llama_cpp.llama_cpp._lib.ggml_log_get(ctypes.byref(current), ctypes.byref(ctypes.c_void_p()))
+        lines.append((current.value, text.decode()))
+
+    llama_cpp.llama_log_set(listen, None)
+    try:
+        with pytest.raises(RefusedError, match="not a valid GGUF file"):
+            Maps(model, path)
+    finally:
+        llama_cpp.llama_log_set(loaded._keep, None)
+    assert any("invalid magic" in text for _, text in lines)
+    assert {callback for callback, _ in lines} == {ctypes.cast(listen, ctypes.c_void_p).value}
 
 
 def test_no_such_file_and_a_folder(model, tmp_path):

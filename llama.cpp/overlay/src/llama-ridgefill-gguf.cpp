@@ -3,51 +3,72 @@
 #include "llama-impl.h"
 #include "llama-mmap.h"
 
-#include <cmath>
+#include <algorithm>
+#include <memory>
 #include <stdexcept>
 
-// the GGUF reader reports what is wrong only to the log: listen in while it works
-struct log_listener {
-    ggml_log_callback callback  = nullptr;
-    void *            user_data = nullptr;
-    std::string       first;
+// the file, as the GGUF reader sees it: the reader only logs what is wrong, so where it stopped is remembered here
+struct gguf_source {
+    llama_file  file;
+    size_t      pos = 0;  // behind the last byte that was read
+    std::string name;     // the last name of a key or tensor that was read, or a value that looks like one
 
-    log_listener() {
-        ggml_log_get(&callback, &user_data);
-        ggml_log_set(
-            [](ggml_log_level level, const char * text, void * data) {
-                auto * self = (log_listener *) data;
-                if (level == GGML_LOG_LEVEL_ERROR) {
-                    self->first =
-                        self->first.empty() ? text : self->first;  // later ones only say what failed because of it
-                }
-                if (self->callback) {
-                    self->callback(level, text, self->user_data);
-                }
-            },
-            this);
+    explicit gguf_source(const char * path) : file(path, "rb") {}
+
+    static size_t read(void * user_data, void * output, uint64_t offset, size_t len) {
+        auto *       self = (gguf_source *) user_data;
+        const size_t size = self->file.size();
+        if (offset >= size) {
+            return 0;
+        }
+        const size_t n = std::min<size_t>(len, size - offset);
+        try {
+            if (offset != self->pos) {
+                self->file.seek(offset, SEEK_SET);
+            }
+            self->file.read_raw(output, n);
+        } catch (const std::exception &) {
+            return 0;
+        }
+        self->pos = offset + n;
+
+        const char * text = (const char *) output;
+        if (n == len && n > 8 && n <= 256 && std::all_of(text, text + n, is_name_char)) {
+            self->name.assign(text, n);
+        }
+        return n;
     }
 
-    ~log_listener() { ggml_log_set(callback, user_data); }
+    static bool is_name_char(char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+               c == '-';
+    }
+
+    std::string where() const {
+        return name.empty() ? format("byte %zu of %zu", pos, file.size()) :
+                              format("byte %zu of %zu, behind '%s'", pos, file.size(), name.c_str());
+    }
 };
 
-llama_ridgefill_gguf::llama_ridgefill_gguf(const char * path) {
+static std::unique_ptr<gguf_source> open_source(const char * path) {
     try {
-        file_size = llama_file(path, "rb").size();
+        return std::make_unique<gguf_source>(path);
     } catch (const std::exception & err) {
         throw std::runtime_error(format("cannot read '%s': %s", path, err.what()));
     }
+}
 
-    log_listener log;
+llama_ridgefill_gguf::llama_ridgefill_gguf(const char * path) {
+    const auto source = open_source(path);
+
+    file_size = source->file.size();
 
     ggml_context * ctx_init = nullptr;
-    ctx_gguf.reset(gguf_init_from_file(path, { /*.no_alloc =*/true, /*.ctx =*/&ctx_init }));
+    ctx_gguf.reset(gguf_init_from_callback(gguf_source::read, source.get(), 0, file_size,
+                                           { /*.no_alloc =*/true, /*.ctx =*/&ctx_init }));
     if (!ctx_gguf) {
-        while (!log.first.empty() && log.first.back() == '\n') {
-            log.first.pop_back();
-        }
-        throw std::runtime_error(
-            format("not a valid GGUF file: %s", log.first.empty() ? "it is empty or damaged" : log.first.c_str()));
+        throw std::runtime_error(format("not a valid GGUF file: it is damaged at %s (hint: the log says what is wrong)",
+                                        source->where().c_str()));
     }
     ctx.reset(ctx_init);
 
