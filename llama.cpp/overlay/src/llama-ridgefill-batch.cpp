@@ -38,6 +38,18 @@ static std::string find_pending(const llama_batch &                             
     return "";
 }
 
+// the index of a group, which is added if the batch has none like it
+int16_t llama_ridgefill_context::group_of(llama_ridgefill_mode mode, llama_seq_id seq_id) {
+    const row_group group = { mode, seq_id };
+
+    const auto it = std::find(groups.begin(), groups.end(), group);
+    if (it != groups.end()) {
+        return it - groups.begin();
+    }
+    groups.push_back(group);
+    return groups.size() - 1;
+}
+
 bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
     update();
 
@@ -45,8 +57,10 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
     const auto & marks   = ctx.memory->ridgefill;
     const auto & cparams = ctx.cparams;
 
-    auto & mode = balloc.ridgefill_mode;
-    mode.clear();
+    balloc.ridgefill_group.clear();
+    groups = {
+        { LLAMA_RIDGEFILL_MODE_FULL, -1 }
+    };
 
     if (const auto why = find_pending(batch, marks, selections); !why.empty()) {
         llama_ridgefill_set_error(why);
@@ -63,8 +77,7 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
         return true;
     }
 
-    bool                 any = false;
-    std::vector<int16_t> cur(batch.n_tokens, LLAMA_RIDGEFILL_MODE_FULL);
+    std::vector<int16_t> cur(batch.n_tokens, 0);
 
     for (int32_t i = 0; i < batch.n_tokens; ++i) {
         // the sequence whose tail the row belongs to
@@ -84,9 +97,7 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
                            batch.pos[i], seq_id));
                 return false;
             }
-            // ubatches of tails hold rows of one sequence
-            cur[i] = LLAMA_RIDGEFILL_MODE_LOWER + seq_id;
-            any    = true;
+            cur[i] = group_of(LLAMA_RIDGEFILL_MODE_LOWER, seq_id);
             if (batch.pos[i] == selection.n_prompt - 1) {
                 finishing[seq_id] = {};
             }
@@ -110,11 +121,10 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
                        batch.pos[i], batch.seq_id[i][0]));
             return false;
         }
-        cur[i] = LLAMA_RIDGEFILL_MODE_FILL;
-        any    = true;
+        cur[i] = group_of(LLAMA_RIDGEFILL_MODE_FILL);
     }
 
-    if (!any) {
+    if (groups.size() == 1) {
         return true;
     }
     if (const auto why = llama_ridgefill_conflict(cparams, has_adapters()); !why.empty()) {
@@ -132,38 +142,43 @@ bool llama_ridgefill_context::on_batch(llama_batch_allocr & balloc) {
         return false;
     }
     for (int32_t i = 0; i < batch.n_tokens; ++i) {
-        if (cur[i] >= LLAMA_RIDGEFILL_MODE_LOWER && batch.logits[i] && finishing.count(batch.seq_id[i][0]) == 0) {
+        const auto & group = groups[cur[i]];
+        if (group.mode == LLAMA_RIDGEFILL_MODE_LOWER && batch.logits[i] && finishing.count(group.seq_id) == 0) {
             llama_ridgefill_set_error(
                 format("position %d of sequence %d asks for output before the end of its prompt (hint: the tail waits "
                        "for the selected rows)",
-                       batch.pos[i], batch.seq_id[i][0]));
+                       batch.pos[i], group.seq_id));
             return false;
         }
     }
-    mode = std::move(cur);
+    balloc.ridgefill_group = std::move(cur);
     return true;
 }
 
-void llama_ridgefill_context::on_ubatch(const llama_batch_allocr & balloc, const llama_ubatch & ubatch) {
-    auto & cparams = ctx.cparams;
-
+llama_ridgefill_scope llama_ridgefill_context::on_ubatch(const llama_batch_allocr & balloc,
+                                                         const llama_ubatch &       ubatch) {
     t_start_us = ggml_time_us();
 
-    const auto & mode = balloc.ridgefill_mode;
-    const int    cur  = mode.empty() ? 0 : mode.at(ubatch.data->batch_idxs.at(0));
+    auto &     cur   = ctx.cparams.ridgefill;
+    const auto saved = cur;
 
-    cparams.ridgefill.mode = (llama_ridgefill_mode) std::min<int>(cur, LLAMA_RIDGEFILL_MODE_LOWER);
+    if (!balloc.ridgefill_group.empty()) {
+        const auto & group = groups.at(balloc.ridgefill_group.at(ubatch.data->batch_idxs.at(0)));
 
-    if (cparams.ridgefill.mode == LLAMA_RIDGEFILL_MODE_LOWER) {
-        auto & selection = selections.at(ubatch.seq_id[0][0]);
-        if (selection.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
-            const llama_pos last        = ubatch.pos[ubatch.n_tokens - 1];
-            cparams.ridgefill.selection = &selection;
-            cparams.ridgefill.n_query   = selection.n_of_last(selection.n_query, last, ubatch.n_tokens);
-            cparams.ridgefill.n_end = selection.n_of_last(std::min(selection.n_query, llama_ridgefill_selection::N_END),
-                                                          last, ubatch.n_tokens);
+        cur.mode = group.mode;
+        if (group.mode == LLAMA_RIDGEFILL_MODE_LOWER) {
+            auto & selection = selections.at(group.seq_id);
+            if (selection.type == LLAMA_RIDGEFILL_SELECT_ATTENTION) {
+                const llama_pos last  = ubatch.pos[ubatch.n_tokens - 1];
+                const int32_t   n_end = std::min(selection.n_query, llama_ridgefill_selection::N_END);
+
+                cur.selection = &selection;
+                cur.n_query   = selection.n_of_last(selection.n_query, last, ubatch.n_tokens);
+                cur.n_end     = selection.n_of_last(n_end, last, ubatch.n_tokens);
+            }
         }
     }
+    return llama_ridgefill_scope(cur, saved);
 }
 
 // the largest score of each position, from scores by cell
@@ -217,12 +232,6 @@ void llama_ridgefill_context::on_done(const llm_graph_result * res, const llama_
             add_scores(selection, seq_id, memory, cparams.ridgefill.maps->model.hparams, cparams.ridgefill.n_end > 0);
         }
     }
-    cparams.ridgefill.selection = nullptr;
-    cparams.ridgefill.n_query   = 0;
-    cparams.ridgefill.n_end     = 0;
-
-    cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FULL;
-
     if (capture) {
         capture->on_done(res);
     }

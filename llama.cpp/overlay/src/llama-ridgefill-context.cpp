@@ -59,21 +59,6 @@ static void keep_left_cells(llama_memory_i & memory, bool keep) {
     }
 }
 
-namespace {
-
-struct without_states {
-    llama_ridgefill_cparams & cparams;
-    ggml_tensor * const       states;
-
-    explicit without_states(llama_ridgefill_cparams & cparams) :
-        cparams(cparams),
-        states(std::exchange(cparams.states, nullptr)) {}
-
-    ~without_states() { cparams.states = states; }
-};
-
-}  // namespace
-
 int32_t llama_ridgefill_context::set(llama_ridgefill * maps, const llama_ridgefill_context_params & params) {
     // graphs that use other maps must not be taken for graphs that use these
     ctx.sched_need_reserve = true;
@@ -122,7 +107,8 @@ int32_t llama_ridgefill_context::set(llama_ridgefill * maps, const llama_ridgefi
             throw std::runtime_error("failed to initialize the memory module");
         }
         // of maps that are set, the graph would keep the states
-        const without_states guard(ctx.cparams.ridgefill);
+        const llama_ridgefill_scope scope(ctx.cparams.ridgefill);
+        ctx.cparams.ridgefill.states = nullptr;
         ctx.graph_reserve(std::min<uint32_t>(ctx.cparams.n_ubatch, 2 * ctx.cparams.n_seq_max), ctx.cparams.n_seq_max, 1,
                           mctx.get(), true);
         ctx.sched_need_reserve = true;
@@ -204,10 +190,11 @@ void llama_ridgefill_context::reserve(uint32_t                       n_tokens,
     if (!cur.maps) {
         return;
     }
+    const llama_ridgefill_scope scope(cur);
+
     const auto reserve_mode = [&](llama_ridgefill_mode mode, const char * name, uint32_t n_out) {
         cur.mode  = mode;
         auto * gf = ctx.graph_reserve(n_tokens, n_seqs, n_out, mctx, ctx.model.hparams.no_alloc);
-        cur.mode  = LLAMA_RIDGEFILL_MODE_FULL;
         if (gf) {
             LLAMA_LOG_INFO("ridgefill_reserve: %s graph nodes = %d, split = %d\n", name, ggml_graph_n_nodes(gf),
                            cur.split);
@@ -228,7 +215,6 @@ void llama_ridgefill_context::reserve(uint32_t                       n_tokens,
         ok            = reserve_mode(LLAMA_RIDGEFILL_MODE_LOWER, "LOWER", 1);
         cur.selection = nullptr;
         cur.n_query   = 0;
-        cur.n_end     = 0;
 
         ok = ok && reserve_mode(LLAMA_RIDGEFILL_MODE_UPPER, "UPPER", n_outputs);
     }

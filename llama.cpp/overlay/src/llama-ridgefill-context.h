@@ -87,8 +87,8 @@ class llama_ridgefill_context {
     // mark the rows of a batch, so that no ubatch mixes filled and exact rows; false if the batch cannot run
     bool on_batch(llama_batch_allocr & balloc);
 
-    // choose how a ubatch runs
-    void on_ubatch(const llama_batch_allocr & balloc, const llama_ubatch & ubatch);
+    // choose how a ubatch runs; the result ends it
+    llama_ridgefill_scope on_ubatch(const llama_batch_allocr & balloc, const llama_ubatch & ubatch);
 
     // record what a ubatch did, res == nullptr: it failed
     void on_done(const llm_graph_result * res, const llama_ubatch & ubatch);
@@ -113,6 +113,18 @@ class llama_ridgefill_context {
     llama_context & ctx;
 
     std::vector<int32_t> upper_cells;  // cells of the UPPER ubatch
+
+    // what the rows of a group have in common, see llama_batch_allocr::ridgefill_group
+    struct row_group {
+        llama_ridgefill_mode mode;
+        llama_seq_id         seq_id;  // LOWER: whose tail they are, -1 in other modes
+
+        bool operator==(const row_group & other) const { return mode == other.mode && seq_id == other.seq_id; }
+    };
+
+    std::vector<row_group> groups;  // of the batch, the first one runs exact
+
+    int16_t group_of(llama_ridgefill_mode mode, llama_seq_id seq_id = -1);
 
     // the sequences whose prompt the batch ends, and the output rows that their tails have in the batch
     struct tail_output {

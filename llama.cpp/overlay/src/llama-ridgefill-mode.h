@@ -41,3 +41,23 @@ struct llama_ridgefill_cparams {
         return (mode == LLAMA_RIDGEFILL_MODE_FULL && !states) || (maps == other.maps && split == other.split);
     }
 };
+
+// at its end the parameters are again what they were: what is set for one ubatch holds for no other one
+class llama_ridgefill_scope {
+  public:
+    explicit llama_ridgefill_scope(llama_ridgefill_cparams & cparams) : cparams(cparams), saved(cparams) {}
+
+    // for parameters that have been set since
+    llama_ridgefill_scope(llama_ridgefill_cparams & cparams, const llama_ridgefill_cparams & saved) :
+        cparams(cparams),
+        saved(saved) {}
+
+    ~llama_ridgefill_scope() { cparams = saved; }
+
+    llama_ridgefill_scope(const llama_ridgefill_scope &)             = delete;
+    llama_ridgefill_scope & operator=(const llama_ridgefill_scope &) = delete;
+
+  private:
+    llama_ridgefill_cparams &     cparams;
+    const llama_ridgefill_cparams saved;
+};

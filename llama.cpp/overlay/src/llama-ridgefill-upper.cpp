@@ -189,10 +189,11 @@ void llama_ridgefill_context::upper(const std::vector<llama_ridgefill_row> & row
 
         ctx.n_outputs = std::count_if(part.begin(), part.end(), [](const auto & row) { return row.out >= 0; });
 
-        ggml_status status;
+        const llama_ridgefill_scope scope(ctx.cparams.ridgefill);
         ctx.cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_UPPER;
-        const auto * res           = ctx.process_ubatch(ubatch, LLM_GRAPH_TYPE_DEFAULT, mctx.get(), status);
-        ctx.cparams.ridgefill.mode = LLAMA_RIDGEFILL_MODE_FULL;
+
+        ggml_status  status;
+        const auto * res = ctx.process_ubatch(ubatch, LLM_GRAPH_TYPE_DEFAULT, mctx.get(), status);
 
         if (!res) {
             ctx.n_outputs         = n_outputs_org;
