@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e.test_heal import SINK, TAIL, N, context, options
+from e2e.test_llama import answer
 from support.capi import RefusedError
 from support.engine import Context, DecodeError
 from support.tokens import tokens
+
+from pyridgefill import Llama, RidgeFillConfig
 
 PROMPT = tokens(N)
 FRONT = N - TAIL
@@ -114,3 +117,22 @@ def test_copies_and_saved_states_remember_what_waits(workshop: Any, tmp_path: Pa
         for c, seq in ((ctx, 0), (ctx, 1), (ctx, 2), (other, 1)):
             assert c.seq_rm(seq, FRONT, -1)
             assert go_on(c, FRONT, seq).any()
+
+
+def test_python_calls_are_refused_too(workshop: Any) -> None:
+    settings = RidgeFillConfig(
+        maps=workshop.maps("llama", "poison"), tail=TAIL, sink=SINK, min_prompt=0, select="stride", budget=0.1
+    )
+    llm = Llama(str(workshop.model("llama")), ridgefill=settings, n_ctx=1024, n_batch=64, n_ubatch=32, verbose=False)
+    try:
+        assert llm._fill is not None
+        llm._batch.filled = llm._fill.begin(0, N, [(SINK, FRONT)])
+        llm.eval(PROMPT[:READ])
+        llm._batch.filled = llm._fill.begin(0, 0, [])
+        with pytest.raises(RuntimeError):
+            llm.eval(PROMPT[READ:])
+        with pytest.raises(RuntimeError):
+            answer(llm, PROMPT[READ:], reset=False)
+        assert len(answer(llm, PROMPT, 4)) == 4, "a call of its own computes what waits anew"
+    finally:
+        llm.close()
