@@ -90,7 +90,7 @@ static ggml_backend_buffer_type_t delayed_buffer_type(void) {
     static ggml_backend_buffer_type type = {
         /* .iface   = */ { buffer_type_name, buffer_type_alloc, buffer_type_alignment, nullptr, nullptr, nullptr },
         /* .device  = */
-         delayed_device(),
+        delayed_device(),
         /* .context = */ nullptr,
     };
     return &type;
@@ -309,7 +309,7 @@ static ggml_backend_reg delayed_reg = {
     /* .api_version = */ GGML_BACKEND_API_VERSION,
     /* .iface       = */ { reg_name, reg_device_count, reg_device, nullptr },
     /* .context     = */
-     nullptr,
+    nullptr,
 };
 
 static ggml_backend_dev_t delayed_device(void) {
