@@ -195,6 +195,15 @@ def command(*arguments: object) -> subprocess.Popen[str]:
 OPTIONS = ["--tokens", 4000, "--ctx", 256, "--ubatch-size", 64, "--threads", 1, "--splits", SPLIT]
 
 
+def test_a_model_without_a_vocabulary_is_refused(workshop: Any, tmp_path: Path, corpus: Path) -> None:
+    model = spelling.without_vocabulary(workshop.model("llama"), tmp_path / "bare.gguf")
+    process = command("calibrate", model, "-o", tmp_path / "maps.gguf", "--corpus", corpus, *OPTIONS)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert "bare.gguf: the model has no vocabulary" in err
+    assert not (tmp_path / "maps.gguf").exists()
+
+
 def test_two_runs_to_one_output(workshop: Any, tmp_path: Path, corpus: Path) -> None:
     model = spelling.write(workshop.oracle("llama", 5), tmp_path / "model.gguf")
     arguments = ["calibrate", model, "-o", tmp_path / "maps.gguf", "--corpus", corpus, "--no-trials", *OPTIONS]

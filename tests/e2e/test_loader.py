@@ -14,7 +14,7 @@ import gguf
 import llama_cpp
 import numpy as np
 import pytest
-from support import capi, loaded, maps, paths
+from support import capi, loaded, maps, paths, spelling
 from support.capi import RefusedError
 from support.engine import Context, Maps, Model
 from support.families import FAMILIES
@@ -462,10 +462,7 @@ def test_fingerprint_equals_the_package(model, workshop):
 
 
 def test_a_model_without_a_vocabulary_is_refused(workshop, valid, tmp_path):
-    raw = RawGGUF.read(workshop.model(FAMILY.name))
-    raw.keys = [key for key in raw.keys if not key.name.startswith("tokenizer.")]
-    raw.keys.append(RawKey("tokenizer.ggml.model", Kind.STRING, "no_vocab"))
-    path = raw.write(tmp_path / "no-words.gguf")
+    path = spelling.without_vocabulary(workshop.model(FAMILY.name), tmp_path / "no-words.gguf")
     with Model(path) as wordless:
         with pytest.raises(RefusedError, match=r"maps\.gguf': the model has no vocabulary"):
             Maps(wordless, valid.write(tmp_path / "maps.gguf"))

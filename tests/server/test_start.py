@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from server.conftest import Kit
+from support import spelling
 from support.server import run
 from support.tokens import tokens
 
@@ -63,6 +64,13 @@ def test_maps_of_another_model(kit: Kit, name: str) -> None:
     result = run(name, "-m", kit.model("llama", 1), "--ridgefill-maps", kit.poison())
     assert result.returncode == 1
     assert "failed to load RidgeFill maps" in result.stdout + result.stderr
+
+
+def test_a_model_without_a_vocabulary(kit: Kit, tmp_path: Path) -> None:
+    bare = spelling.without_vocabulary(kit.model(), tmp_path / "bare.gguf")
+    result = run("llama-server", "-m", bare, "--ridgefill-maps", kit.poison())
+    assert result.returncode == 1
+    assert re.search(r"failed to load RidgeFill maps: .*the model has no vocabulary", result.stdout + result.stderr)
 
 
 @pytest.mark.parametrize("name", ["llama-server", "llama-completion"])

@@ -44,3 +44,11 @@ def write(model: Path, path: Path) -> Path:
         RawKey("tokenizer.ggml.add_bos_token", kind.BOOL, True),
     ]
     return raw.write(path)
+
+
+def without_vocabulary(model: Path, path: Path) -> Path:
+    """Copy a model as one that has no tokenizer at all."""
+    raw = RawGGUF.read(model)
+    raw.keys = [key for key in raw.keys if not key.name.startswith("tokenizer.")]
+    raw.keys.append(RawKey("tokenizer.ggml.model", gguf.GGUFValueType.STRING, "no_vocab"))
+    return raw.write(path)
