@@ -3,7 +3,7 @@
 #   make demo          calibrate a small model, measure, ask the server: some minutes
 #   make serve         start the server with the demo's model and its ready maps
 #   make test          unit, C++ and server tests
-#   make lint          ruff, mypy and clang-format
+#   make lint          ruff, mypy, clang-format and clang-tidy
 #   make format        bring Python and C++ into the form that lint wants
 #   make build         the package with the engine, in build/venv
 #   make wheel         a wheel in dist/
@@ -45,6 +45,12 @@ ENGINE_FILES := CMakeLists.txt pyproject.toml llama.cpp/PIN \
 
 # upstream's style; the pinned release of the package reads all of it, and gives the same result everywhere
 CLANG_FORMAT := $(VENV)/bin/clang-format --style=file:$(ENGINE)/src/.clang-format
+
+# the overlay where the build has put it, beside upstream's headers
+TIDY_CODE  = $(patsubst llama.cpp/overlay/%,$(ENGINE)/src/%,$(filter %.cpp,$(OVERLAY_CODE)))
+TIDY_FLAGS := -std=c++17 -Wno-everything \
+	$(addprefix -I$(ENGINE)/src/,src include common ggml/include ggml/src vendor tools/server tools/mtmd)
+CLANG_TIDY := $(VENV)/bin/clang-tidy --quiet --config-file=llama.cpp/.clang-tidy
 
 # any of them shows the reports that are tested
 BROWSERS := chromium chromium-headless-shell google-chrome
@@ -155,6 +161,7 @@ lint: $(VENV)/.package
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(CLANG_FORMAT) --dry-run -Werror $(OVERLAY_CODE)
+	printf '%s\n' $(TIDY_CODE) | xargs -P 2 -n 4 sh -c '$(CLANG_TIDY) "$$@" -- $(TIDY_FLAGS)' lint
 
 format: $(VENV)/.package
 	$(PY) -m ruff format .

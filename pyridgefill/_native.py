@@ -1,4 +1,4 @@
-"""Bindings of llama-ridgefill.h, in the manner of llama-cpp-python: the C declaration as comment, then the function.
+"""Bindings of llama-ridgefill.h and llama-ridgefill-lab.h, like llama-cpp-python's: the C declaration as comment, then the function.
 
 Importing this module loads the native library; modules that only compute import it inside their functions.
 """
@@ -457,6 +457,8 @@ def llama_ridgefill_seq_upper(ctx: Any, seq_id: int, pos: Any, n: int, /) -> int
 def llama_ridgefill_seq_heal(ctx: Any, seq_id: int, n_max: int, /) -> int: ...
 
 
+# // llama-ridgefill-lab.h
+
 # enum llama_ridgefill_component {
 LLAMA_RIDGEFILL_COMPONENT_K = 1
 LLAMA_RIDGEFILL_COMPONENT_V = 2
@@ -475,7 +477,8 @@ def llama_ridgefill_layer_components(ctx: Any, layer: int, /) -> int: ...
 # // holds, for a sum of components that each occur in these layers; p0 < 0: from the start, p1 < 0: to the end
 # // a recurrent state is one for all rows: it is replaced as a whole, and p1 must be the end of both sequences
 # // rows that a sliding window has left for good need not be there
-# // spliced rows count as filled, no prompt reuses them, and they cannot run again: they are nobody's rows
+# // spliced rows count as filled, no prompt reuses them, and they cannot run again: they are
+# // those of no prompt
 # // returns 0, or -1 on error, with nothing changed
 # LLAMA_API int32_t llama_ridgefill_seq_splice(
 #         struct llama_context * ctx,
@@ -491,6 +494,8 @@ def llama_ridgefill_seq_splice(
     ctx: Any, seq_id_src: int, seq_id_dst: int, p0: int, p1: int, layer_first: int, layer_last: int, components: int, /
 ) -> int: ...
 
+
+# // llama-ridgefill.h
 
 # struct llama_ridgefill_counters {
 #     int64_t n_exact;        // rows

@@ -181,12 +181,9 @@ void common_ridgefill::set(const common_params & params, common_ridgefill_info &
     info.split = llama_ridgefill_ctx_split(ctx);
 
     if (info.keep_states && !info.heads.empty()) {
-        // are they heads of this model?
-        const auto select = common_ridgefill_select_params(info, LLAMA_RIDGEFILL_SELECT_ATTENTION, 1);
-        if (llama_ridgefill_seq_select(ctx, 0, 1, 1, select) != 0) {
+        if (llama_ridgefill_check_heads(ctx, info.heads.data(), info.heads.size()) != 0) {
             throw std::runtime_error(std::string("--ridgefill-heads: ") + llama_ridgefill_last_error());
         }
-        llama_ridgefill_seq_select(ctx, 0, 1, 1, common_ridgefill_select_params(info, LLAMA_RIDGEFILL_SELECT_NONE, 0));
     }
 }
 

@@ -12,26 +12,6 @@
 #include <stdexcept>
 #include <utility>
 
-//
-// errors
-//
-
-static std::string & last_error() {
-    static thread_local std::string msg;
-    return msg;
-}
-
-void llama_ridgefill_set_error(const std::string & msg, bool log) {
-    if (log && !msg.empty()) {
-        LLAMA_LOG_ERROR("RidgeFill: %s\n", msg.c_str());
-    }
-    last_error() = msg;
-}
-
-const char * llama_ridgefill_get_error() {
-    return last_error().c_str();
-}
-
 std::string llama_ridgefill_conflict(const llama_cparams & cparams, bool has_adapters) {
     const auto & layer_inp = cparams.embeddings_layer_inp;
 

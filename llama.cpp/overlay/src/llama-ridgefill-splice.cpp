@@ -7,9 +7,9 @@
 #include "llama-memory-recurrent.h"
 #include "llama-model.h"
 #include "llama-ridgefill-error.h"
+#include "llama-ridgefill-lab.h"
 #include "llama-ridgefill-marks.h"
 #include "llama-ridgefill-states.h"
-#include "llama-ridgefill.h"
 
 #include <algorithm>
 #include <stdexcept>

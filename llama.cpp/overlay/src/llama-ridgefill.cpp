@@ -14,10 +14,6 @@ uint32_t llama_ridgefill_api_version(void) {
     return LLAMA_RIDGEFILL_API_VERSION;
 }
 
-const char * llama_ridgefill_last_error(void) {
-    return llama_ridgefill_get_error();
-}
-
 llama_ridgefill_fingerprint llama_ridgefill_model_fingerprint(const llama_model * model) {
     return llama_ridgefill_guarded<llama_ridgefill_fingerprint>(
         {}, [&]() { return llama_ridgefill_fingerprint_of(*model); });
@@ -384,6 +380,7 @@ int32_t llama_ridgefill_seq_upper(llama_context * ctx, llama_seq_id seq_id, cons
 
         std::vector<llama_ridgefill_row> rows;
         auto                             waiting = marks;
+        rows.reserve(n);
         for (int32_t i = 0; i < n; ++i) {
             if (const llama_pos from = waiting.pending_from(seq_id); from < pos[i]) {
                 throw std::runtime_error(
