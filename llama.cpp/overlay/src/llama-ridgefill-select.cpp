@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 // pass each score on to the rows around it, half as much with every n_before rows before and every n_after rows after it
 static std::vector<float> spread(const std::vector<float> & scores, double n_before, double n_after) {
@@ -77,7 +78,7 @@ std::vector<llama_pos> llama_ridgefill_selection::choose(const llama_ridgefill_r
         }
     }
 
-    res = rows;
+    res = std::move(rows);
     std::nth_element(res.begin(), res.begin() + budget, res.end(),
                      [&](llama_pos a, llama_pos b) { return best[a] != best[b] ? best[a] > best[b] : a < b; });
     res.resize(budget);
