@@ -46,8 +46,8 @@ ENGINE_FILES := CMakeLists.txt pyproject.toml llama.cpp/PIN \
 # upstream's style; the pinned release of the package reads all of it, and gives the same result everywhere
 CLANG_FORMAT := $(VENV)/bin/clang-format --style=file:$(ENGINE)/src/.clang-format
 
-# the overlay where the build has put it, beside upstream's headers
-TIDY_CODE  = $(patsubst llama.cpp/overlay/%,$(ENGINE)/src/%,$(filter %.cpp,$(OVERLAY_CODE)))
+# the engine's part of the overlay where the build has put it, beside upstream's headers; server and common take minutes
+TIDY_CODE  = $(patsubst llama.cpp/overlay/%,$(ENGINE)/src/%,$(filter llama.cpp/overlay/src/%.cpp,$(OVERLAY_CODE)))
 TIDY_FLAGS := -std=c++17 -Wno-everything \
 	$(addprefix -I$(ENGINE)/src/,src include common ggml/include ggml/src vendor tools/server tools/mtmd)
 CLANG_TIDY := $(VENV)/bin/clang-tidy --quiet --config-file=llama.cpp/.clang-tidy
