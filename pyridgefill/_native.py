@@ -1,4 +1,4 @@
-"""Bindings of llama-ridgefill.h and llama-ridgefill-lab.h, like llama-cpp-python's: the C declaration as comment, then the function.
+"""Bindings of llama-ridgefill.h and llama-ridgefill-lab.h: the C declaration as comment, then the function.
 
 Importing this module loads the native library; modules that only compute import it inside their functions.
 """
@@ -496,6 +496,7 @@ def llama_ridgefill_seq_splice(
 
 
 # // llama-ridgefill.h
+
 
 # struct llama_ridgefill_counters {
 #     int64_t n_exact;        // rows
