@@ -16,21 +16,6 @@ static constexpr size_t   RIDGEFILL_MAX_SPLITS     = 64;
 static constexpr size_t RIDGEFILL_READ_SIZE = 4u * 1024 * 1024;
 
 //
-// llama_ridgefill_fnv
-//
-
-void llama_ridgefill_fnv::add(const void * data, size_t size) {
-    const auto * bytes = (const uint8_t *) data;
-    for (size_t i = 0; i < size; ++i) {
-        value = (value ^ bytes[i]) * 0x100000001b3ull;
-    }
-}
-
-void llama_ridgefill_fnv::add(const std::string & str) {
-    add(str.c_str(), str.size() + 1);
-}
-
-//
 // fingerprint
 //
 
