@@ -297,3 +297,20 @@ def test_scores_are_the_same_however_the_tail_is_cut(workshop: Any, tail: int, n
         assert np.abs(ends - found[0][1]).max() < 5e-3
         assert np.abs(pooled - found[0][2]).max() < 5e-3
         assert (min(tail, n_query) > 32) == bool((ends < alone).any())
+
+
+def test_queries_that_score_in_chunks(workshop: Any) -> None:
+    """The probabilities of all heads of a layer for 512 queries take more than a chunk may, those for 64 do not."""
+    n, tail, found = 10240, 512, []
+    prompt = tokens(n)
+    for n_ubatch in (512, 64):
+        with context(
+            workshop, "llama", options("llama", "f16", True, n_ctx=n + 64, n_batch=512, n_ubatch=n_ubatch)
+        ) as ctx:
+            ctx.mark(0, (SINK, n - tail))
+            ctx.select(0, "attention", n, tail, 30, heads=[(0, -1)], n_query=512)
+            ctx.decode({0: prompt}, 1)
+            found.append(ctx.scores(n))
+    assert len(found[0]) * n * 512 * 4 > 32 << 20 > len(found[0]) * n * 64 * 4
+    assert found[0].max() > 0.01
+    assert np.abs(found[0] - found[1]).max() < 5e-3
