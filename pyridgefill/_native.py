@@ -332,11 +332,10 @@ class llama_ridgefill_head(ctypes.Structure):  # noqa: N801
 # struct llama_ridgefill_select_params {
 #     enum llama_ridgefill_select type;
 #
-#     int32_t budget;   // rows
-#     int32_t n_before; // each row passes its score on to the rows before it, half as much with every n_before rows
-#                       (0: to none),
-#     int32_t n_after;  // and to the rows after it: the answer often stands behind the words that a question repeats
-#     int32_t n_query;  // last rows of the prompt whose queries score
+#     int32_t budget;    // rows
+#     int32_t n_before;  // a row passes its score on to the rows before it, half as much every n_before rows, 0: not
+#     int32_t n_after;   // and to those after it: the answer often stands behind the words that a question repeats
+#     int32_t n_query;   // last rows of the prompt whose queries score
 #
 #     const struct llama_ridgefill_head * heads; // NULL: those of the maps file
 #     size_t                            n_heads;
@@ -477,8 +476,7 @@ def llama_ridgefill_layer_components(ctx: Any, layer: int, /) -> int: ...
 # // holds, for a sum of components that each occur in these layers; p0 < 0: from the start, p1 < 0: to the end
 # // a recurrent state is one for all rows: it is replaced as a whole, and p1 must be the end of both sequences
 # // rows that a sliding window has left for good need not be there
-# // spliced rows count as filled, no prompt reuses them, and they cannot run again: they are
-# // those of no prompt
+# // spliced rows count as filled; since no prompt would have left them so, none reuses them, and they cannot run again
 # // returns 0, or -1 on error, with nothing changed
 # LLAMA_API int32_t llama_ridgefill_seq_splice(
 #         struct llama_context * ctx,

@@ -573,6 +573,7 @@ def test_the_log_stays_the_programs_own(model, tmp_path):
         llama_cpp.llama_log_set(loaded._keep, None)
     assert any("invalid magic" in text for _, text in lines)
     assert {callback for callback, _ in lines} == {ctypes.cast(listen, ctypes.c_void_p).value}
+    assert not any("failed to load maps" in text for _, text in lines), "the caller reports it"
 
 
 def test_no_such_file_and_a_folder(model, tmp_path):

@@ -26,8 +26,7 @@ LLAMA_API int32_t llama_ridgefill_layer_components(const struct llama_context * 
 // holds, for a sum of components that each occur in these layers; p0 < 0: from the start, p1 < 0: to the end
 // a recurrent state is one for all rows: it is replaced as a whole, and p1 must be the end of both sequences
 // rows that a sliding window has left for good need not be there
-// spliced rows count as filled, no prompt reuses them, and they cannot run again: they are
-// those of no prompt
+// spliced rows count as filled; since no prompt would have left them so, none reuses them, and they cannot run again
 // returns 0, or -1 on error, with nothing changed
 LLAMA_API int32_t llama_ridgefill_seq_splice(struct llama_context * ctx,
                                              llama_seq_id           seq_id_src,

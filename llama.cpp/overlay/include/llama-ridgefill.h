@@ -179,11 +179,10 @@ struct llama_ridgefill_head {
 struct llama_ridgefill_select_params {
     enum llama_ridgefill_select type;
 
-    int32_t budget;  // rows
-    int32_t
-        n_before;  // each row passes its score on to the rows before it, half as much with every n_before rows (0: to none),
-    int32_t n_after;  // and to the rows after it: the answer often stands behind the words that a question repeats
-    int32_t n_query;  // last rows of the prompt whose queries score
+    int32_t budget;    // rows
+    int32_t n_before;  // a row passes its score on to the rows before it, half as much every n_before rows, 0: not
+    int32_t n_after;   // and to those after it: the answer often stands behind the words that a question repeats
+    int32_t n_query;   // last rows of the prompt whose queries score
 
     const struct llama_ridgefill_head * heads;  // NULL: those of the maps file
     size_t                              n_heads;
