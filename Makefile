@@ -94,7 +94,7 @@ $(BUILD)/.cmake-args: FORCE
 $(VENV)/.package: $(VENV)/.dependencies $(ENGINE_FILES) $(BUILD)/.cmake-args
 	CMAKE_ARGS='$(CMAKE_ARGS)' RIDGEFILL_ARCHIVE=$(abspath $(PIN_ARCHIVE)) $(PY) -m pip --disable-pip-version-check \
 		--verbose install --no-build-isolation --no-deps --editable . \
-		-C cmake.define.RIDGEFILL_BUILD_TESTS=ON -C cmake.define.RIDGEFILL_STOCK_TWIN=ON
+		--config-settings=cmake.define.RIDGEFILL_BUILD_TESTS=ON --config-settings=cmake.define.RIDGEFILL_STOCK_TWIN=ON
 	touch $@
 
 build: $(VENV)/.package
