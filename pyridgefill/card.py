@@ -212,7 +212,7 @@ def _speed(records: Sequence[Record]) -> str:
         yield str(cell.ctx), str(cell.tail), _way(cell)[1], f"{found.ratio:.2f}", ratios
 
     rows = _rows(records, "ttft", Speed, cells)
-    head = ("tokens", "tail", "split, selected", "times sooner", "pairs")
+    head = ("tokens", "tail", "split, selected", "times faster", "pairs")
     return "## Time to first token\n\n" + table(head, rows) if rows else ""
 
 

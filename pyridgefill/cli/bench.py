@@ -68,7 +68,7 @@ def bench(
             stack.enter_context(server)
             tasks = [ServedSpeedTask(item, server, bound) for item in params]
         found = run_tasks(lab, tasks, [Timed(config)])
-    table = Table("tokens", "split", "filled + selected", "seconds", "times sooner", "bound")
+    table = Table("tokens", "split", "filled + selected", "seconds", "times faster", "bound")
     for row in found:
         result = row.found
         before, after = (f"{median(result.seconds[name]):.2f}" for name in ("exact", "fill"))

@@ -45,7 +45,7 @@ def frontier(document: Contents) -> Frontier:
                     label=str(point.split),
                     x=timing.interval,
                     y=value,
-                    hover=f"{describe(point)}: {times(timing.ratio)} sooner",
+                    hover=f"{describe(point)}: {times(timing.ratio)} faster",
                     good=not point.faults,
                     best=point is best,
                 )

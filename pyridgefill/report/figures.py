@@ -129,7 +129,7 @@ def frontier(
                 cliponaxis=False,
             )
         )
-    figure.update_xaxes(title_text="times sooner", range=[start - edge, end + 2 * edge], tickformat=".1f")
+    figure.update_xaxes(title_text="times faster", range=[start - edge, end + 2 * edge], tickformat=".1f")
     figure.update_yaxes(title_text=axis)
     best = [point for family in families for point in family if point.best]
     told = f" Recommended: {best[0].hover}." if best else ""

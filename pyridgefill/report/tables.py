@@ -23,7 +23,7 @@ def headline(document: Contents) -> list[tuple[str, str, str]]:
     assert found.top1 is not None
     assert found.kl is not None
     rows = [
-        ("First token sooner", times(timing.ratio), f"{timing.low:.2f} to {timing.high:.2f}"),
+        ("First token, times faster", times(timing.ratio), f"{timing.low:.2f} to {timing.high:.2f}"),
         (
             "Needles found",
             f"{needles.hits} of {needles.prompts}",

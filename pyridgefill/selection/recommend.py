@@ -64,7 +64,7 @@ class Outcome:
     far_increase
         On far tokens; None if there are none, or they were not looked for.
     ratio
-        How many times sooner the first token comes; where nothing was timed, how much more work an exact prompt is.
+        How much faster the first token comes; where nothing was timed, how much more work an exact prompt is.
     """
 
     ctx: int

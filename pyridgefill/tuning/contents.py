@@ -123,7 +123,7 @@ class HitsAtDepth(Hits):
 
 @dataclass(frozen=True)
 class Times:
-    """Time to first token: times sooner, with the slowest and the fastest pair, and the seconds of each run."""
+    """Time to first token: times faster, with the slowest and the fastest pair, and the seconds of each run."""
 
     ratio: float
     low: float

@@ -230,7 +230,7 @@ class Speed:
     Attributes
     ----------
     ratio, ratios
-        How many times sooner it comes filled: the median over pairs, and each pair.
+        How many times faster it comes filled: the median over pairs, and each pair.
     selection_overhead
         Share of a filled run that selection takes beside the selected rows; None where nothing selects.
     n_filled, n_selected
