@@ -85,6 +85,8 @@ class CollectRun:
         StatisticsError
             If the file is no checkpoint, or was made from another model or with other options.
         """
+        if not os.path.lexists(output):
+            raise StatisticsError(f"{os.fspath(output)}: there is nothing to resume", "leave out --resume")
         statistics = read_statistics(output)
         if statistics.progress is None:
             raise StatisticsError(f"{os.fspath(output)}: a merged file cannot be resumed", "collect to a new file")

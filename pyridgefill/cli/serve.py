@@ -27,11 +27,14 @@ def serve(
     """Start llama-server with maps; all further options go to it."""
     program = program_path("llama-server")
     found = maps or find_maps(model)
-    if check:
-        expected, base = read_base_model(model), read_maps(found).base
-        if expected != base:
-            raise RidgeFillError(
-                f"{found}: made for another model than {model}: {difference(expected, base)}",
-                "calibrate this model, or give --no-check",
-            )
+    stored = read_maps(found)
+    if check and (expected := read_base_model(model)) != stored.base:
+        raise RidgeFillError(
+            f"{found}: made for another model than {model}: {difference(expected, stored.base)}",
+            "calibrate this model, or give --no-check",
+        )
+    if stored.recommended.split is None:
+        from pyridgefill.calibration.fit import warn_unmeasured  # scipy, for few
+
+        warn_unmeasured(stored, found, model)
     os.execv(program, [str(program), "-m", str(model), "--ridgefill-maps", str(found), *context.args])

@@ -157,6 +157,12 @@ def test_resume_checks_options_and_text(workshop, tmp_path, corpus) -> None:
         collect(model, [corpus], path, options(3, tokens=2000), resume=True)
 
 
+def test_nothing_to_resume(workshop, tmp_path, corpus) -> None:
+    with pytest.raises(StatisticsError, match="nothing to resume") as raised:
+        collect(workshop.model("llama"), [corpus], tmp_path / "none.npz", options(3), resume=True)
+    assert "leave out --resume" in str(raised.value.hint)
+
+
 def test_resume_checks_the_model(workshop, tmp_path, corpus) -> None:
     path = tmp_path / "sums.npz"
     collect(workshop.model("llama"), [corpus], path, options(3, tokens=1000))

@@ -254,6 +254,7 @@ def test_a_console_that_lacks_characters(tmp_path: Path, sums: Path, encoding: s
 
 INTERRUPTED_IMPORT = """
 import importlib.abc, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background has it ignored
 class Interrupt(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == "{module}":
