@@ -87,7 +87,9 @@ class Server:
         self._log = TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
         _running.add(self._process)
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=None)
+        # the server may close a connection behind a stream just when the next request is sent on it: each has its own
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=None, limits=limits)
         try:
             self._wait(timeout)
         except BaseException:
